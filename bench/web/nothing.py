@@ -6,7 +6,8 @@ from typing import Any
 
 from trunkline.cli.commands.serve import command
 from trunkline.server import app
-from trunkline.server.call import Answer, Call, nothing
+from trunkline.server.request import Answer, Call
+from trunkline.server.response import nothing
 from trunkline.server.routing import Doc, route
 
 PATH = "/nothing"

@@ -398,6 +398,7 @@ BY_SQLSTATE: dict[str, type[TrunklineError]] = {
     "22021": InvalidArgument,  # bytes that are not valid in the server encoding, such as NUL
     "22P02": InvalidArgument,  # text that does not parse as its type, such as headers that are not JSON
     "22P05": InvalidArgument,  # \u0000 in jsonb
+    "54001": InvalidArgument,  # JSON that is nested too deeply for the server's stack
     "25006": ReadOnly,
     "3F000": NotInstalled,
     "40001": RetryableConflict,

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 from uuid import UUID
 
+from trunkline.resources import NewQueueSettings, QueueSettings, TopicSettings
 from trunkline.types import (
     Attention,
     CatchUp,
@@ -80,38 +81,18 @@ class ManyOptions(TypedDict, total=False):
     content_type: str | None
 
 
-class TopicSettings(TypedDict, total=False):
-    """Settings of a topic."""
+class ScheduleOptions(TypedDict, total=False):
+    """The message of a schedule, its target, and when it is published."""
 
-    partitions: int | None
-    retention: Duration | None
-    retention_bytes: int | None
-    hard_retention: Duration | None
-    max_payload: int | None
-
-
-class QueueSettings(TypedDict, total=False):
-    """Settings of a queue that can be changed."""
-
-    lease: Duration | None
-    max_attempts: int | None
-    backoff_base: Duration | None
-    backoff_factor: float | None
-    backoff_cap: Duration | None
-    backoff_jitter: float | None
-    ttl: Duration | None
-    delivery_delay: Duration | None
-    history: Duration | None
-    retention: Duration | None
-    max_payload: int | None
-
-
-class NewQueueSettings(QueueSettings, total=False):
-    """Settings of a new queue; the last three cannot be changed later."""
-
-    ordered: bool | None
-    partitions: int | None
-    priorities: int | None
+    topic: str | None
+    queue: str | None
+    body: Any
+    key: str | None
+    routing_key: str | None
+    label: str | None
+    headers: Headers | None
+    timezone: str
+    catch_up: CatchUp
 
 
 class RangeOptions(TypedDict, total=False):
@@ -277,36 +258,8 @@ class RunsApi(Protocol):
 
 
 class SchedulesApi(Protocol):
-    async def create(
-        self,
-        name: str,
-        cron: str,
-        *,
-        topic: str | None = None,
-        queue: str | None = None,
-        body: Any = None,
-        key: str | None = None,
-        routing_key: str | None = None,
-        label: str | None = None,
-        headers: Headers | None = None,
-        timezone: str = "UTC",
-        catch_up: CatchUp = "one",
-    ) -> Schedule: ...
-    async def ensure(
-        self,
-        name: str,
-        cron: str,
-        *,
-        topic: str | None = None,
-        queue: str | None = None,
-        body: Any = None,
-        key: str | None = None,
-        routing_key: str | None = None,
-        label: str | None = None,
-        headers: Headers | None = None,
-        timezone: str = "UTC",
-        catch_up: CatchUp = "one",
-    ) -> Schedule: ...
+    async def create(self, name: str, cron: str, **options: Unpack[ScheduleOptions]) -> Schedule: ...
+    async def ensure(self, name: str, cron: str, **options: Unpack[ScheduleOptions]) -> Schedule: ...
     async def list(self) -> builtins.list[Schedule]: ...
     async def pause(self, name: str) -> None: ...
     async def resume(self, name: str) -> None: ...

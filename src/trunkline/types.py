@@ -236,6 +236,8 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
     priorities: int = 1
     history: timedelta | None = None
+    segment_rows: int | None = None
+    """Messages per table; None: in the shared store."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):

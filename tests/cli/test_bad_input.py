@@ -227,6 +227,7 @@ def test_names_and_numbers_that_are_refused(cli: Cli) -> None:
     cli("topic", "create", "t", "--retention", "-1d", code=2)
     cli("queue", "create", "q", "--lease", "99999999999d", code=2)
     assert cli("topic", "list").json == [] and cli("queue", "list").json == []
+    cli("group", "create", "t", "g", "--filter", '{"a": ' + "[" * 100_000, code=2)
 
 
 def test_unexpected_errors_have_no_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,8 +181,8 @@ async def test_a_deaf_listener_is_noticed_and_polling_goes_on(
     async def deaf(conn: Any) -> None:
         await conn.execute("listen nobody_speaks_here")
 
-    monkeypatch.setattr(async_wakeup.calls, "listen", deaf)
-    monkeypatch.setattr(sync_wakeup.calls, "listen", lambda conn: conn.execute("listen nobody_speaks_here"))
+    monkeypatch.setattr(async_wakeup.calls, "listen", deaf)  # type: ignore[attr-defined]
+    monkeypatch.setattr(sync_wakeup.calls, "listen", lambda conn: conn.execute("listen nobody_speaks_here"))  # type: ignore[attr-defined]
     await mq.queues.create("q")
     consumer = Consumer(mq, "q")
     await until(lambda: "LISTEN is not working" in caplog.text)

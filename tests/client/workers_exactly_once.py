@@ -189,7 +189,7 @@ class DjangoStore:
         self._models[table].objects.create(target=target, value=value, worker=process)
 
 
-STORES: dict[str, Callable[[str], Store]] = {"psycopg": PsycopgStore, "sqlalchemy": AlchemyStore, "django": DjangoStore}
+STORES: dict[str, Callable[[str], Store]] = {"psycopg": PsycopgStore, "sqlalchemy": AlchemyStore, "django": DjangoStore}  # type: ignore[dict-item]
 
 
 async def consume_batches(url: str, diary: Diary) -> None:

@@ -12,7 +12,7 @@ from tests.http.servers import HttpServer, problem, serving
 from tests.http.test_security import bearer, run
 from tests.support.waiting import wait_until
 from trunkline.db.calls import tokens
-from trunkline.server.access import SOME
+from trunkline.server.auth import SOME
 
 __all__ = ["bearer"]
 Token = Callable[..., str]
@@ -174,7 +174,8 @@ def test_every_route_checks_its_scope(web: httpx.Client, token: Token) -> None:
             if doc.object != SOME:
                 assert answer.status_code == 403, (path, verb)
             elif doc.scope == "view":
-                assert answer.status_code in (200, 303), (path, verb)
+                # a path that names something else than a topic or queue names nothing here
+                assert answer.status_code in (200, 303, *((404,) if "{" in path else ())), (path, verb)
     assert count > 15
 
 

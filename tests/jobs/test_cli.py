@@ -166,6 +166,7 @@ def test_wrong_uses(shop: Cli) -> None:
     module = shop.module  # type: ignore[attr-defined]
     shop("job", "run", module, "nobody", code=3)
     shop("job", "run", module, "send", "--args", "{", code=2)
+    shop("job", "run", module, "send", "--args", "[" * 100_000, code=2)
     shop("job", "run", module, "send", "--args", '{"m": 1}', code=2)
     shop("job", "kinds", "no_such_module:app", code=2)
     shop("job", "kinds", "os:app", code=2)

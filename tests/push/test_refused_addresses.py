@@ -15,7 +15,7 @@ from tests.push.test_dispatch import make, value
 from tests.push.test_egress import Names, post
 from tests.support.waiting import until
 from trunkline.push.egress import Guard
-from trunkline.push.requests import Sender
+from trunkline.push.sender import Sender
 
 REMEDY = "--push-allow 127.0.0.0/8 or TRUNKLINE_PUSH_ALLOW=127.0.0.0/8"
 

@@ -303,8 +303,8 @@ class World:
         [delivery] = claim(conn, "q", 1)
         batch = fetch(conn, "t", p_limit=1)
         position, _, lease = delivery.receipt.partition(".")
-        call(conn, "seek", "t", "victim", "earliest")
         alert = value(conn, "insert into trunkline.alerts (at, kind, detail) values (now(), 'k', '{}') returning alert_id")
+        call(conn, "seek", "t", "victim", "earliest")
         self.facts = {
             "alert": alert,
             "receipt": delivery.receipt,

@@ -339,14 +339,14 @@ def test_a_read_ends_where_the_topic_was_created_again(
     with pytest.raises(OffsetOutOfRange, match="created again"):
         next(rows)
     # also if that happens between the question where the messages are and the read
-    rows, page = tiered_messages.read(db, "t"), tiered_messages.calls.read
+    rows, page = tiered_messages.read(db, "t"), tiered_messages.calls.read  # type: ignore[attr-defined]
     assert len(first) == 100
 
     def read_another(*args: Any, **options: Any) -> Any:
         create_again(db, conn, 400)
         return page(*args, **options)
 
-    monkeypatch.setattr(tiered_messages.calls, "read", read_another)
+    monkeypatch.setattr(tiered_messages.calls, "read", read_another)  # type: ignore[attr-defined]
     with pytest.raises(OffsetOutOfRange, match="created again"):
         next(rows)
 

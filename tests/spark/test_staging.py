@@ -594,6 +594,13 @@ def test_readers_see_both_kinds_of_rows_once_and_in_order(db: str, conn: Connect
     assert [int(row[0]) for row in rest] == list(range(lowest - 1, count))
 
 
+def test_headers_that_are_nested_too_deeply_are_refused(db: str, conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t')")
+    deep = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    with pytest.raises(InvalidArgument, match="headers of row 1 of the task are not a JSON object"):
+        stage(db, [batch(0, 3, headers=pa.array([None, deep, None]))], topic="t", job="w 0")
+
+
 @pytest.mark.parametrize(
     ("entry", "said"),
     [

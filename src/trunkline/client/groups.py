@@ -5,14 +5,14 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 
-from trunkline.client.noun import Noun
+from trunkline.client.resource import Resource
 from trunkline.codec import place
 from trunkline.db import calls
 from trunkline.db.calls import inspection
 from trunkline.types import Group, GroupStats, Headers, Member, Place
 
 
-class Groups(Noun):
+class Groups(Resource):
     """`client.groups`"""
 
     async def create(

@@ -5,39 +5,22 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
-from trunkline.client.noun import Noun, settings
+from trunkline.client.resource import Resource
 from trunkline.codec import duration, place
 from trunkline.db import calls
 from trunkline.db.calls import inspection
+from trunkline.resources import NewQueueSettings, QueueSettings, checked
 from trunkline.types import Duration, Message, Place, Queue, QueueStats, Search, SearchRange, Selection, Waiting
 
 T = TypeVar("T")
 
 
-class Queues(Noun):
+class Queues(Resource):
     """`client.queues`"""
 
-    async def create(
-        self,
-        name: str,
-        *,
-        lease: Duration | None = None,
-        max_attempts: int | None = None,
-        backoff_base: Duration | None = None,
-        backoff_factor: float | None = None,
-        backoff_cap: Duration | None = None,
-        backoff_jitter: float | None = None,
-        ttl: Duration | None = None,
-        delivery_delay: Duration | None = None,
-        ordered: bool | None = None,
-        partitions: int | None = None,
-        priorities: int | None = None,
-        history: Duration | None = None,
-        retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Queue:
+    async def create(self, name: str, **settings: Unpack[NewQueueSettings]) -> Queue:
         """Create a queue. Raises `AlreadyExists` if the name is taken.
 
         `ordered`: only one lease per partition at a time, so that messages with the same key are processed in order.
@@ -48,43 +31,10 @@ class Queues(Noun):
             return await calls.create_queue(
                 conn,
                 name,
-                **settings(
-                    lease=lease,
-                    max_attempts=max_attempts,
-                    backoff_base=backoff_base,
-                    backoff_factor=backoff_factor,
-                    backoff_cap=backoff_cap,
-                    backoff_jitter=backoff_jitter,
-                    ttl=ttl,
-                    delivery_delay=delivery_delay,
-                    ordered=ordered,
-                    partitions=partitions,
-                    priorities=priorities,
-                    history=history,
-                    retention=retention,
-                    max_payload=max_payload,
-                ),
+                **checked(NewQueueSettings, settings),
             )
 
-    async def ensure(
-        self,
-        name: str,
-        *,
-        lease: Duration | None = None,
-        max_attempts: int | None = None,
-        backoff_base: Duration | None = None,
-        backoff_factor: float | None = None,
-        backoff_cap: Duration | None = None,
-        backoff_jitter: float | None = None,
-        ttl: Duration | None = None,
-        delivery_delay: Duration | None = None,
-        ordered: bool | None = None,
-        partitions: int | None = None,
-        priorities: int | None = None,
-        history: Duration | None = None,
-        retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Queue:
+    async def ensure(self, name: str, **settings: Unpack[NewQueueSettings]) -> Queue:
         """Create the queue, or update the given settings if it exists.
 
         Raises `AlreadyExists` if `ordered`, `partitions` or `priorities` differ: these cannot be changed.
@@ -93,58 +43,16 @@ class Queues(Noun):
             return await calls.ensure_queue(
                 conn,
                 name,
-                **settings(
-                    lease=lease,
-                    max_attempts=max_attempts,
-                    backoff_base=backoff_base,
-                    backoff_factor=backoff_factor,
-                    backoff_cap=backoff_cap,
-                    backoff_jitter=backoff_jitter,
-                    ttl=ttl,
-                    delivery_delay=delivery_delay,
-                    ordered=ordered,
-                    partitions=partitions,
-                    priorities=priorities,
-                    history=history,
-                    retention=retention,
-                    max_payload=max_payload,
-                ),
+                **checked(NewQueueSettings, settings),
             )
 
-    async def alter(
-        self,
-        name: str,
-        *,
-        lease: Duration | None = None,
-        max_attempts: int | None = None,
-        backoff_base: Duration | None = None,
-        backoff_factor: float | None = None,
-        backoff_cap: Duration | None = None,
-        backoff_jitter: float | None = None,
-        ttl: Duration | None = None,
-        delivery_delay: Duration | None = None,
-        history: Duration | None = None,
-        retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Queue:
+    async def alter(self, name: str, **settings: Unpack[QueueSettings]) -> Queue:
         """Change the given settings and keep the others. A `ttl` or `history` of `"0s"` disables it."""
         async with self._writing() as conn, conn.transaction():
             return await calls.alter_queue(
                 conn,
                 name,
-                **settings(
-                    lease=lease,
-                    max_attempts=max_attempts,
-                    backoff_base=backoff_base,
-                    backoff_factor=backoff_factor,
-                    backoff_cap=backoff_cap,
-                    backoff_jitter=backoff_jitter,
-                    ttl=ttl,
-                    delivery_delay=delivery_delay,
-                    history=history,
-                    retention=retention,
-                    max_payload=max_payload,
-                ),
+                **checked(QueueSettings, settings),
             )
 
     async def get(self, name: str) -> Queue:

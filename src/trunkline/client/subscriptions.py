@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import builtins
 
-from trunkline.client.noun import Noun
+from trunkline.client.resource import Resource
 from trunkline.codec import place
 from trunkline.db import calls
 from trunkline.types import Headers, Place, Reader, Subscription
 
 
-class Subscriptions(Noun):
+class Subscriptions(Resource):
     """`client.subscriptions`"""
 
     async def add(

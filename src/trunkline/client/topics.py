@@ -5,12 +5,13 @@ from __future__ import annotations
 import builtins
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
-from trunkline.client.noun import Noun, settings
+from trunkline.client.resource import Resource
 from trunkline.codec import duration, place
 from trunkline.db import calls
 from trunkline.db.calls import inspection
+from trunkline.resources import TopicSettings, checked
 from trunkline.types import (
     Duration,
     Message,
@@ -27,19 +28,10 @@ T = TypeVar("T")
 _PAGE = 1000
 
 
-class Topics(Noun):
+class Topics(Resource):
     """`client.topics`"""
 
-    async def create(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        retention: Duration | None = None,
-        retention_bytes: int | None = None,
-        hard_retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Topic:
+    async def create(self, name: str, **settings: Unpack[TopicSettings]) -> Topic:
         """Create a topic. Raises `AlreadyExists` if the name is taken.
 
         Defaults: one partition, messages are kept for 7 days.
@@ -48,25 +40,10 @@ class Topics(Noun):
             return await calls.create_topic(
                 conn,
                 name,
-                **settings(
-                    partitions=partitions,
-                    retention=retention,
-                    retention_bytes=retention_bytes,
-                    hard_retention=hard_retention,
-                    max_payload=max_payload,
-                ),
+                **checked(TopicSettings, settings),
             )
 
-    async def ensure(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        retention: Duration | None = None,
-        retention_bytes: int | None = None,
-        hard_retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Topic:
+    async def ensure(self, name: str, **settings: Unpack[TopicSettings]) -> Topic:
         """Create the topic, or update the given settings if it exists.
 
         Raises `AlreadyExists` if it has a different number of partitions. `alter` can add partitions, which changes the
@@ -76,25 +53,10 @@ class Topics(Noun):
             return await calls.ensure_topic(
                 conn,
                 name,
-                **settings(
-                    partitions=partitions,
-                    retention=retention,
-                    retention_bytes=retention_bytes,
-                    hard_retention=hard_retention,
-                    max_payload=max_payload,
-                ),
+                **checked(TopicSettings, settings),
             )
 
-    async def alter(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        retention: Duration | None = None,
-        retention_bytes: int | None = None,
-        hard_retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Topic:
+    async def alter(self, name: str, **settings: Unpack[TopicSettings]) -> Topic:
         """Change the given settings and keep the others.
 
         Partitions can be added but not removed; adding some changes the mapping of keys to partitions. A
@@ -104,13 +66,7 @@ class Topics(Noun):
             return await calls.alter_topic(
                 conn,
                 name,
-                **settings(
-                    partitions=partitions,
-                    retention=retention,
-                    retention_bytes=retention_bytes,
-                    hard_retention=hard_retention,
-                    max_payload=max_payload,
-                ),
+                **checked(TopicSettings, settings),
             )
 
     async def get(self, name: str) -> Topic:

@@ -22,7 +22,7 @@ from trunkline.db.sync.calls import jobs as sync_db
 from trunkline.db.sync.pool import Connection as SyncConnection
 from trunkline.jobs.arguments import JobContext, from_json, result_to_json, to_json
 from trunkline.jobs.attempt import ACK, Attempt, Stop
-from trunkline.jobs.refusals import EffectUnknown
+from trunkline.jobs.errors import EffectUnknown
 from trunkline.runtime.sync import transactions as sync_transactions
 from trunkline.runtime.transactions import settled
 from trunkline.types import Duration, Headers, Result
@@ -252,7 +252,7 @@ class SyncContext(_About):
             return result, sync_calls.transaction_number(conn)
 
         session = self._worker.sync_client.session
-        # the async twin of `Once` has the same field, and an attempt has one `Once`
+        # the async twin of `CommitMark` has the same field, and an attempt has one `CommitMark`
         with sync_transactions.settled(session, settle, once=[attempt.once]) as conn:  # type: ignore[list-item]
             yield conn
         self._worker.loop.call_soon_threadsafe(self._worker.settled_by_handler, attempt)

@@ -14,7 +14,7 @@ LONGEST_PAUSE = timedelta(days=1)
 _BURY = "trunkline-outcome"
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """A response, or its absence: then `status` is None and `error` has the reason."""
 
     status: int | None
@@ -26,8 +26,8 @@ class Answer(NamedTuple):
     """Egress was denied; nothing was sent."""
 
 
-def no_answer(error: str, seconds: float) -> Answer:
-    return Answer(None, {}, b"", error, seconds)
+def no_answer(error: str, seconds: float) -> Reply:
+    return Reply(None, {}, b"", error, seconds)
 
 
 class Verdict(NamedTuple):
@@ -45,7 +45,7 @@ Health = Literal["good", "busy", "failing", "gone", "unknown"]
 disables the endpoint. Unknown: no request was made."""
 
 
-class Item(msgspec.Struct):
+class ReplyItem(msgspec.Struct):
     """The receiver's result for one message of a batch."""
 
     id: UUID
@@ -55,10 +55,10 @@ class Item(msgspec.Struct):
 
 
 class Results(msgspec.Struct):
-    results: list[Item]
+    results: list[ReplyItem]
 
 
-def health(answer: Answer) -> Health:
+def health(answer: Reply) -> Health:
     if answer.refused:
         return "unknown"
     if answer.status is None or answer.error is not None or answer.status >= 500:
@@ -68,7 +68,7 @@ def health(answer: Answer) -> Health:
     return "busy" if answer.status in (408, 429) else "good"
 
 
-def pause_asked_for(answer: Answer, now: float) -> timedelta | None:
+def pause_asked_for(answer: Reply, now: float) -> timedelta | None:
     """Parse `Retry-After` of a 429 or 503: seconds, or a date."""
     text = answer.headers.get("retry-after", "").strip()
     if answer.status not in (429, 503) or not text:
@@ -83,7 +83,7 @@ def pause_asked_for(answer: Answer, now: float) -> timedelta | None:
     return min(timedelta(seconds=max(0.0, pause)), LONGEST_PAUSE)
 
 
-def judge(response: Answer, now: float) -> Verdict:
+def judge(response: Reply, now: float) -> Verdict:
     """Return the outcome of one delivery from the response status."""
     if response.refused:
         # egress denied is not the receiver's failure: another dispatcher may send it
@@ -106,7 +106,7 @@ def judge(response: Answer, now: float) -> Verdict:
     return Verdict("nacked", pause_asked_for(response, now), words)
 
 
-def judge_batch(answer: Answer, ids: Sequence[UUID], now: float) -> list[Verdict]:
+def judge_batch(answer: Reply, ids: Sequence[UUID], now: float) -> list[Verdict]:
     """Return the outcome of each delivery of a batch: from its item in the response, else from the status. Messages
     missing from the list are retried. If the list is invalid, all are."""
     whole = judge(answer, now)
@@ -123,7 +123,7 @@ def judge_batch(answer: Answer, ids: Sequence[UUID], now: float) -> list[Verdict
     return [_judge_item(items.get(id)) for id in ids]
 
 
-def _judge_item(item: Item | None) -> Verdict:
+def _judge_item(item: ReplyItem | None) -> Verdict:
     if item is None:
         return Verdict("nacked", None, "the response has no result for this message")
     if item.outcome == "ack":

@@ -17,6 +17,7 @@ from trunkline.concurrency.aio import Coalescer
 from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import NotFound, OutcomeUnknown, PermissionDenied, TrunklineError, Unavailable
+from trunkline.receipt import Receipt
 from trunkline.server.budget import fitting
 from trunkline.server.limits import Limits, limited
 from trunkline.types import Result
@@ -230,10 +231,8 @@ async def settle(
 
 def cursor_of(receipt: str) -> int | None:
     """Return the cursor number in a receipt, or None if the text is not a receipt."""
-    parts = receipt.split(".")
-    if len(parts) == 5 and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 10:
-        return int(parts[1])
-    return None
+    parts = Receipt.parse(receipt)
+    return None if parts is None else parts.cursor
 
 
 async def _release(deliveries: Deliveries[Any]) -> None:

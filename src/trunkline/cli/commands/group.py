@@ -71,7 +71,7 @@ class Headers(click.ParamType):  # type: ignore[type-arg]  # not generic in clic
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
         try:
             return msgspec.json.decode(value, type=dict[str, Any])
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, RecursionError) as exc:
             self.fail(f'must be a JSON object such as {{"country": ["de", "at"]}}, got {value!r}: {exc}', param, ctx)
 
 

@@ -195,7 +195,7 @@ def run(invocation: Invocation, app: str, kind: str, arguments: str, within: tim
     0 if the job is done, else with 1: it failed or snoozed. Other jobs of the app's queues may run here meanwhile, and
     another worker may run this one first.
     """
-    from trunkline.jobs.loading import load
+    from trunkline.jobs.app_loader import load
 
     loaded = load(app)
     if invocation.names_database or loaded.url is None:
@@ -203,7 +203,7 @@ def run(invocation: Invocation, app: str, kind: str, arguments: str, within: tim
     job = loaded.get(kind)
     try:
         given = msgspec.json.decode(arguments)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise click.BadParameter(f"not valid JSON: {exc}", param_hint="--args") from None
     by_name = isinstance(given, dict) and not job.arguments.whole
     call = job.bind(**given) if by_name else job.bind(given)
@@ -243,7 +243,7 @@ async def _run(app: App, call: Call, within: timedelta) -> tuple[Ran, JobView, s
 @click.argument("app")
 def kinds(invocation: Invocation, app: str) -> None:
     """List the job kinds of APP, written module:app."""
-    from trunkline.jobs.loading import load
+    from trunkline.jobs.app_loader import load
 
     loaded = load(app)
     rows = []

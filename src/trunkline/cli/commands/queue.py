@@ -13,10 +13,11 @@ import msgspec
 from trunkline.cli.commands import publish
 from trunkline.cli.commands.topic import MESSAGES, given
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation, stacked
+from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation, setting_options
 from trunkline.cli.framework.output import Column, payload_text, progress, shorten
 from trunkline.cli.framework.searching import run_search, search_options
 from trunkline.errors import Conflict, NotFound
+from trunkline.resources import NewQueueSettings, QueueSettings
 from trunkline.types import Result
 
 if TYPE_CHECKING:
@@ -56,21 +57,6 @@ _DELIVERIES = (
 _RESULTS = (Column("receipt", "receipt", whole=True), Column("result", "result"))
 
 
-_settings = stacked(
-    click.option("--lease", type=Duration(), help="Time a consumer may hold a message.  [default: 30s]"),
-    click.option("--max-attempts", type=Count(1), help="Attempts before a message becomes a dead letter.  [default: 20]"),
-    click.option("--backoff-base", type=Duration(), help="Delay after the first nack.  [default: 1s]"),
-    click.option("--backoff-factor", type=float, help="Growth factor of the delay.  [default: 2]"),
-    click.option("--backoff-cap", type=Duration(), help="Maximum delay after a nack.  [default: 1h]"),
-    click.option("--backoff-jitter", type=float, help="Random share of the delay, 0 to 1.  [default: 0.1]"),
-    click.option("--ttl", type=Duration(), help="Age after which messages expire; 0s for no limit."),
-    click.option("--delivery-delay", type=Duration(), help="Delay before the first delivery."),
-    click.option("--history", type=Duration(), help="How long to keep delivery history; 0s disables it."),
-    click.option("--retention", type=Duration(), help="How long to keep finished direct messages."),
-    click.option("--max-payload", type=Count(1), metavar="BYTES", help="Maximum payload size."),
-)
-
-
 @command.verb("list", example="trunkline queue list")
 def list_(invocation: Invocation) -> None:
     """List queues with their message counts."""
@@ -92,12 +78,7 @@ def show(invocation: Invocation, name: str) -> None:
 
 @command.verb("create", example="trunkline queue create mail --lease 30s --max-attempts 5")
 @click.argument("name")
-@_settings
-@click.option("--ordered", is_flag=True, default=None, help="Deliver messages with the same key in order.")
-@click.option(
-    "--partitions", type=Count(1), help="Number of partitions; an ordered queue works on one key per partition at a time."
-)
-@click.option("--priorities", type=Count(1), help="Number of priority levels; 0 is the lowest.")
+@setting_options(NewQueueSettings)
 @click.option("--ensure", is_flag=True, help="If the queue exists, update it with these settings.")
 def create(invocation: Invocation, name: str, ensure: bool, **settings: Any) -> None:
     """Create a queue."""
@@ -108,7 +89,7 @@ def create(invocation: Invocation, name: str, ensure: bool, **settings: Any) -> 
 
 @command.verb("alter", example="trunkline queue alter mail --max-attempts 10 --backoff-cap 1h")
 @click.argument("name")
-@_settings
+@setting_options(QueueSettings)
 def alter(invocation: Invocation, name: str, **settings: Any) -> None:
     """Change queue settings. Omitted settings stay unchanged."""
     chosen = given(settings)

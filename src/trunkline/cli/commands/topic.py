@@ -11,11 +11,12 @@ import click
 
 from trunkline.cli.commands import publish as publishing
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation, stacked
+from trunkline.cli.framework.command import CommandGroup, Count, Invocation, setting_options
 from trunkline.cli.framework.output import Column, payload_text, size_text
 from trunkline.cli.framework.positions import Position, resolve
 from trunkline.cli.framework.searching import run_search, search_options
 from trunkline.errors import NotFound
+from trunkline.resources import TopicSettings
 from trunkline.types import Message
 
 if TYPE_CHECKING:
@@ -62,15 +63,6 @@ MESSAGES = (
 )
 
 
-_settings = stacked(
-    click.option("--partitions", type=Count(1), help="Number of partitions.  [default: 1]"),
-    click.option("--retention", type=Duration(), help="How long to keep messages.  [default: 7d]"),
-    click.option("--retention-bytes", type=Count(0, 2**63 - 1), metavar="BYTES", help="Maximum size to keep; 0: no limit."),
-    click.option("--hard-retention", type=Duration(), help="Age after which messages are removed even if unread."),
-    click.option("--max-payload", type=Count(1), metavar="BYTES", help="Maximum payload size."),
-)
-
-
 def given(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings given on the command line. Raise if there are none."""
     chosen = {name: value for name, value in settings.items() if value is not None}
@@ -110,7 +102,7 @@ def show(invocation: Invocation, name: str) -> None:
 
 @command.verb("create", example="trunkline topic create orders --partitions 4 --retention 30d")
 @click.argument("name")
-@_settings
+@setting_options(TopicSettings)
 @click.option("--ensure", is_flag=True, help="If the topic exists, update it with these settings.")
 def create(invocation: Invocation, name: str, ensure: bool, **settings: Any) -> None:
     """Create a topic."""
@@ -121,7 +113,7 @@ def create(invocation: Invocation, name: str, ensure: bool, **settings: Any) -> 
 
 @command.verb("alter", example="trunkline topic alter orders --retention 14d")
 @click.argument("name")
-@_settings
+@setting_options(TopicSettings)
 def alter(invocation: Invocation, name: str, **settings: Any) -> None:
     """Change topic settings. Partitions can be added but not removed."""
     chosen = given(settings)
@@ -210,7 +202,7 @@ def read(
 @command.verb(
     "search",
     example="trunkline topic search orders --key customer-7 --start 1d\n"
-    "trunkline topic search orders --body '$.total ? (@ > 100)' --limit 10",
+    "trunkline topic search orders --text refund --limit 10",
 )
 @click.argument("name")
 @search_options

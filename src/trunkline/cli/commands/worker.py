@@ -93,12 +93,12 @@ def run(
     created.
     """
     if reload:
-        from trunkline.jobs.reloading import run_and_reload
+        from trunkline.jobs.autoreload import run_and_reload
 
         words = [word for word in sys.argv[1:] if word != "--reload"]
         return run_and_reload([sys.executable, "-m", "trunkline.cli.main", *words], Path.cwd(), invocation.say)
     from trunkline.jobs import Worker
-    from trunkline.jobs.loading import load
+    from trunkline.jobs.app_loader import load
 
     loaded = load(app)
     source = None

@@ -6,14 +6,14 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 
-from trunkline.client.sync.noun import Noun
+from trunkline.client.sync.resource import Resource
 from trunkline.codec import place
 from trunkline.db.sync import calls
 from trunkline.db.sync.calls import inspection
 from trunkline.types import Group, GroupStats, Headers, Member, Place
 
 
-class Groups(Noun):
+class Groups(Resource):
     """`client.groups`"""
 
     def create(

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import builtins
 
-from trunkline.client.sync.noun import Noun
+from trunkline.client.sync.resource import Resource
 from trunkline.codec import place
 from trunkline.db.sync import calls
 from trunkline.types import Headers, Place, Reader, Subscription
 
 
-class Subscriptions(Noun):
+class Subscriptions(Resource):
     """`client.subscriptions`"""
 
     def add(

@@ -6,12 +6,13 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
-from trunkline.client.sync.noun import Noun, settings
+from trunkline.client.sync.resource import Resource
 from trunkline.codec import duration, place
 from trunkline.db.sync import calls
 from trunkline.db.sync.calls import inspection
+from trunkline.resources import TopicSettings, checked
 from trunkline.types import (
     Duration,
     Message,
@@ -28,19 +29,10 @@ T = TypeVar("T")
 _PAGE = 1000
 
 
-class Topics(Noun):
+class Topics(Resource):
     """`client.topics`"""
 
-    def create(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        retention: Duration | None = None,
-        retention_bytes: int | None = None,
-        hard_retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Topic:
+    def create(self, name: str, **settings: Unpack[TopicSettings]) -> Topic:
         """Create a topic. Raises `AlreadyExists` if the name is taken.
 
         Defaults: one partition, messages are kept for 7 days.
@@ -49,25 +41,10 @@ class Topics(Noun):
             return calls.create_topic(
                 conn,
                 name,
-                **settings(
-                    partitions=partitions,
-                    retention=retention,
-                    retention_bytes=retention_bytes,
-                    hard_retention=hard_retention,
-                    max_payload=max_payload,
-                ),
+                **checked(TopicSettings, settings),
             )
 
-    def ensure(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        retention: Duration | None = None,
-        retention_bytes: int | None = None,
-        hard_retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Topic:
+    def ensure(self, name: str, **settings: Unpack[TopicSettings]) -> Topic:
         """Create the topic, or update the given settings if it exists.
 
         Raises `AlreadyExists` if it has a different number of partitions. `alter` can add partitions, which changes the
@@ -77,25 +54,10 @@ class Topics(Noun):
             return calls.ensure_topic(
                 conn,
                 name,
-                **settings(
-                    partitions=partitions,
-                    retention=retention,
-                    retention_bytes=retention_bytes,
-                    hard_retention=hard_retention,
-                    max_payload=max_payload,
-                ),
+                **checked(TopicSettings, settings),
             )
 
-    def alter(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        retention: Duration | None = None,
-        retention_bytes: int | None = None,
-        hard_retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Topic:
+    def alter(self, name: str, **settings: Unpack[TopicSettings]) -> Topic:
         """Change the given settings and keep the others.
 
         Partitions can be added but not removed; adding some changes the mapping of keys to partitions. A
@@ -105,13 +67,7 @@ class Topics(Noun):
             return calls.alter_topic(
                 conn,
                 name,
-                **settings(
-                    partitions=partitions,
-                    retention=retention,
-                    retention_bytes=retention_bytes,
-                    hard_retention=hard_retention,
-                    max_payload=max_payload,
-                ),
+                **checked(TopicSettings, settings),
             )
 
     def get(self, name: str) -> Topic:

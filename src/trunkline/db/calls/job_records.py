@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 
-class Ending(msgspec.Struct, frozen=True):
+class JobEnd(msgspec.Struct, frozen=True):
     """The data that settles one job: receipt, id, result, and the unique key to free."""
 
     receipt: str

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.codec import Encoded, error_text, to_json
-from trunkline.db.calls.job_records import Ending, JobResult, JobRow, JobView, LimitRow, WorkerRow
+from trunkline.codec import EncodedMessage, error_text, to_json
+from trunkline.db.calls.job_records import JobEnd, JobResult, JobRow, JobView, LimitRow, WorkerRow
 from trunkline.db.pool import Connection
 from trunkline.db.query import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Published, Result
@@ -21,7 +21,7 @@ async def ack_lease(conn: Connection, lease: str, offsets: Sequence[int]) -> lis
     return ["done"] * len(offsets) if results is None else results
 
 
-async def finish_jobs(conn: Connection, verb: str, ends: Sequence[Ending], *, error: str | None = None) -> list[Result]:
+async def finish_jobs(conn: Connection, verb: str, ends: Sequence[JobEnd], *, error: str | None = None) -> list[Result]:
     """Settle jobs, store their results, free their unique keys and start the jobs that wait for them."""
     results: list[Result] = await fetch_value(
         conn,
@@ -61,7 +61,9 @@ async def job_results(conn: Connection, ids: Sequence[UUID]) -> list[JobResult]:
 # Enqueuing
 
 
-async def enqueue_unique(conn: Connection, queue: str, message: Encoded, *, unique: str, hold: timedelta) -> Published:
+async def enqueue_unique(
+    conn: Connection, queue: str, message: EncodedMessage, *, unique: str, hold: timedelta
+) -> Published:
     rows = await fetch_rows(
         conn,
         "select id, duplicate from trunkline.enqueue_unique(%b, %b, %b, %b, %b::text, %b::jsonb, %b::uuid, %b::interval,"
@@ -83,7 +85,7 @@ async def enqueue_unique(conn: Connection, queue: str, message: Encoded, *, uniq
     return Published(*rows[0])
 
 
-async def enqueue_after(conn: Connection, queue: str, message: Encoded, *, after: Sequence[UUID]) -> Published:
+async def enqueue_after(conn: Connection, queue: str, message: EncodedMessage, *, after: Sequence[UUID]) -> Published:
     rows = await fetch_rows(
         conn,
         "select id, duplicate from trunkline.enqueue_after(%b, %b::uuid[], %b, %b, %b::text, %b::jsonb, %b::uuid, %b::int)",

@@ -58,6 +58,10 @@ async def list_endpoints(conn: Connection) -> list[Endpoint]:
     return await fetch_records(conn, Endpoint, _ENDPOINTS)
 
 
+async def any_endpoint(conn: Connection) -> bool:
+    return bool(await fetch_value(conn, "select exists (select from trunkline.endpoints)"))
+
+
 async def get_endpoint(conn: Connection, name: str) -> Endpoint:
     # the first statement raises if the endpoint does not exist
     await fetch_rows(conn, "select from trunkline._endpoint(%b)", (name,))
@@ -173,7 +177,7 @@ async def replay(
 # Dispatching
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint's state and settings for one dispatcher at time `now`. Times are in seconds from `now`."""
 
     now: datetime
@@ -202,8 +206,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     tests: list[UUID] | None
 
 
-async def dispatch_plan(conn: Connection, dispatcher: str) -> list[Planned]:
-    return await fetch_records(conn, Planned, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
+async def dispatch_plan(conn: Connection, dispatcher: str) -> list[EndpointPlan]:
+    return await fetch_records(conn, EndpointPlan, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
 
 
 async def leave_dispatch(conn: Connection, dispatcher: str) -> None:
@@ -251,7 +255,7 @@ async def take_permits(conn: Connection, endpoint_id: int, want: int) -> Permits
     return Permits(*rows[0])
 
 
-class Settlement(NamedTuple):
+class AttemptRow(NamedTuple):
     """The outcome of a delivery and its request. `seconds` is None if no request was made."""
 
     endpoint_id: int
@@ -274,7 +278,7 @@ def _array(values: Iterable[Any]) -> str:
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
-async def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[Result]:
+async def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[AttemptRow], *, now: float) -> list[Result]:
     """Settle deliveries and record their attempts. `now` is by the same clock as `started`."""
     endpoints, queues, receipts, ids, attempts, started, seconds, statuses, outcomes, delays, errors, snippets = zip(
         *items, strict=True

@@ -12,6 +12,7 @@ drop function if exists trunkline.archive_tiers(text, int, bigint, bigint, text)
 -- Not in a migration, since functions that return the type must change in the same transaction. created_at:
 -- time of the publish; entered_at: time at which the message entered the log; topic: original topic of a
 -- redriven message.
+drop function if exists trunkline._make_segments(int);
 do $do$
 begin
     if not exists (select from pg_attribute where attrelid = 'trunkline.log_row'::regclass and attname = 'entered_at') then
@@ -37,27 +38,11 @@ begin
     end loop;
 end
 $do$;
+drop function if exists trunkline._draw(trunkline.cursors, trunkline.queues, bigint, int, text[], bigint, int8range),
+    trunkline._claim_run(int, regclass, bigint, int, text, int, bigint, bigint, bigint, int, interval, text, bigint);
 
 drop function if exists trunkline.list_jobs(text, text, int), trunkline.register_worker(text, jsonb), trunkline.list_attempts(text, uuid, interval, int),
     trunkline._create_token(text, text, bytea, text[], timestamptz);
-
--- The result of these has other columns now, or they have other parameters.
-do $do$
-declare
-    f regprocedure;
-begin
-    for f in
-        select p.oid from pg_proc p
-        where p.pronamespace = 'trunkline'::regnamespace
-          and (p.proname = 'topic_rollups' and not coalesce(p.proargnames && array['bytes'], false)
-            or p.proname in ('list_queues', 'list_topics', 'list_groups', 'queue_stats') and not coalesce(p.proargnames && array['p_names'], false)
-            or p.proname = 'upkeep_stats' and not 'took_seconds' = any (p.proargnames) or p.proname = 'list_workers' and not 'schemas' = any (p.proargnames))
-    loop
-        execute format('drop function %s', f);
-    end loop;
-end
-$do$;
-
 drop function if exists trunkline._record_audit(text, text, text, text),
     trunkline._audit_hash(bytea, bigint, timestamptz, text, text, text, text);
 
@@ -72,3 +57,30 @@ begin
     end if;
 end
 $do$;
+
+-- The result of these has other columns now, or they have other parameters.
+do $do$
+declare
+    f regprocedure;
+begin
+    for f in
+        select p.oid
+        from pg_proc p
+        join (values ('topic_rollups', 'bytes'), ('list_queues', 'p_names'), ('list_topics', 'p_names'), ('list_groups', 'p_names'), ('queue_stats', 'p_names'),
+                     ('upkeep_stats', 'took_seconds'), ('list_workers', 'schemas')) x (name, argument)
+          on p.proname = x.name and not x.argument = any (coalesce(p.proargnames, '{}'))
+        where p.pronamespace = 'trunkline'::regnamespace
+    loop
+        execute format('drop function %s', f);
+    end loop;
+end
+$do$;
+
+do $do$
+begin
+    if not exists (select from pg_attribute where attrelid = 'trunkline.queue_row'::regclass and attname = 'segment_rows') then
+        alter type trunkline.queue_row add attribute segment_rows int;
+    end if;
+end
+$do$;
+drop function if exists trunkline.ensure_queue(text, interval, int, interval, float8, interval, float8, interval, interval, boolean, int, interval, int, int, interval);

@@ -10,8 +10,8 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.codec import Encoded, error_text, to_json
-from trunkline.db.calls.job_records import Ending, JobResult, JobRow, JobView, LimitRow, WorkerRow
+from trunkline.codec import EncodedMessage, error_text, to_json
+from trunkline.db.calls.job_records import JobEnd, JobResult, JobRow, JobView, LimitRow, WorkerRow
 from trunkline.db.sync.pool import Connection
 from trunkline.db.sync.query import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Published, Result
@@ -22,7 +22,7 @@ def ack_lease(conn: Connection, lease: str, offsets: Sequence[int]) -> list[Resu
     return ["done"] * len(offsets) if results is None else results
 
 
-def finish_jobs(conn: Connection, verb: str, ends: Sequence[Ending], *, error: str | None = None) -> list[Result]:
+def finish_jobs(conn: Connection, verb: str, ends: Sequence[JobEnd], *, error: str | None = None) -> list[Result]:
     """Settle jobs, store their results, free their unique keys and start the jobs that wait for them."""
     results: list[Result] = fetch_value(
         conn,
@@ -62,7 +62,7 @@ def job_results(conn: Connection, ids: Sequence[UUID]) -> list[JobResult]:
 # Enqueuing
 
 
-def enqueue_unique(conn: Connection, queue: str, message: Encoded, *, unique: str, hold: timedelta) -> Published:
+def enqueue_unique(conn: Connection, queue: str, message: EncodedMessage, *, unique: str, hold: timedelta) -> Published:
     rows = fetch_rows(
         conn,
         "select id, duplicate from trunkline.enqueue_unique(%b, %b, %b, %b, %b::text, %b::jsonb, %b::uuid, %b::interval,"
@@ -84,7 +84,7 @@ def enqueue_unique(conn: Connection, queue: str, message: Encoded, *, unique: st
     return Published(*rows[0])
 
 
-def enqueue_after(conn: Connection, queue: str, message: Encoded, *, after: Sequence[UUID]) -> Published:
+def enqueue_after(conn: Connection, queue: str, message: EncodedMessage, *, after: Sequence[UUID]) -> Published:
     rows = fetch_rows(
         conn,
         "select id, duplicate from trunkline.enqueue_after(%b, %b::uuid[], %b, %b, %b::text, %b::jsonb, %b::uuid, %b::int)",

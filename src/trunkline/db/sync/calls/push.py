@@ -59,6 +59,10 @@ def list_endpoints(conn: Connection) -> list[Endpoint]:
     return fetch_records(conn, Endpoint, _ENDPOINTS)
 
 
+def any_endpoint(conn: Connection) -> bool:
+    return bool(fetch_value(conn, "select exists (select from trunkline.endpoints)"))
+
+
 def get_endpoint(conn: Connection, name: str) -> Endpoint:
     # the first statement raises if the endpoint does not exist
     fetch_rows(conn, "select from trunkline._endpoint(%b)", (name,))
@@ -174,7 +178,7 @@ def replay(
 # Dispatching
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint's state and settings for one dispatcher at time `now`. Times are in seconds from `now`."""
 
     now: datetime
@@ -203,8 +207,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     tests: list[UUID] | None
 
 
-def dispatch_plan(conn: Connection, dispatcher: str) -> list[Planned]:
-    return fetch_records(conn, Planned, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
+def dispatch_plan(conn: Connection, dispatcher: str) -> list[EndpointPlan]:
+    return fetch_records(conn, EndpointPlan, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
 
 
 def leave_dispatch(conn: Connection, dispatcher: str) -> None:
@@ -250,7 +254,7 @@ def take_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
     return Permits(*rows[0])
 
 
-class Settlement(NamedTuple):
+class AttemptRow(NamedTuple):
     """The outcome of a delivery and its request. `seconds` is None if no request was made."""
 
     endpoint_id: int
@@ -273,7 +277,7 @@ def _array(values: Iterable[Any]) -> str:
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
-def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[Result]:
+def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[AttemptRow], *, now: float) -> list[Result]:
     """Settle deliveries and record their attempts. `now` is by the same clock as `started`."""
     endpoints, queues, receipts, ids, attempts, started, seconds, statuses, outcomes, delays, errors, snippets = zip(
         *items, strict=True

@@ -11,11 +11,11 @@ import msgspec
 from trunkline.db import calls
 from trunkline.db.calls import dead_letters
 from trunkline.errors import TrunklineError
-from trunkline.server.call import Answer
 from trunkline.server.console import bulk, charts, copying, payloads, shapes
 from trunkline.server.console.reads import runs as reads
 from trunkline.server.console.web import POLICY, Panel, Panels, Values, View, action, page
 from trunkline.server.problems import Problem
+from trunkline.server.response import Response
 from trunkline.server.views import render
 from trunkline.types import DeadLetter, DeadShare
 
@@ -151,7 +151,7 @@ async def group(panel: Panel) -> Values:
 
 
 @page("/dead")
-async def dead(view: View) -> Answer:
+async def dead(view: View) -> Response:
     """The dead letters of all queues, grouped by error."""
     return await view.page(
         _LIST, listing, title="Dead letters", nav="dead", queue=None, segments=[], copies=copying.dead_groups(None)
@@ -159,7 +159,7 @@ async def dead(view: View) -> Answer:
 
 
 @page("/dead/{queue:str}", object="queue")
-async def dead_of_queue(view: View) -> Answer:
+async def dead_of_queue(view: View) -> Response:
     """The dead letters of one queue."""
     queue, single = str(view.path["queue"]), view.query.get("show") == "messages"
     await view.console.reads.read(("dead groups", queue), lambda conn: reads.groups(conn, queue))
@@ -179,7 +179,7 @@ async def dead_of_queue(view: View) -> Answer:
 
 
 @page("/dead/{queue:str}/{fingerprint:str}", object="queue")
-async def dead_group(view: View) -> Answer:
+async def dead_group(view: View) -> Response:
     """Dead letters with the same error: a sample, how they are spread, and what to do."""
     queue, fingerprint = str(view.path["queue"]), str(view.path["fingerprint"])
     await view.console.reads.read(
@@ -198,7 +198,7 @@ async def dead_group(view: View) -> Answer:
 
 
 @page("/queues/{queue:str}/dead-export", scope="read", object="queue")
-async def export(view: View) -> Answer:
+async def export(view: View) -> Response:
     """Dead letters of a queue or of one group as JSON lines, at most 10,000."""
     queue, fingerprint = str(view.path["queue"]), view.query.get("fingerprint", "")
     lines: list[bytes] = []
@@ -224,7 +224,7 @@ async def export(view: View) -> Answer:
         "content-disposition": 'attachment; filename="dead-letters.jsonl"',
         "x-trunkline-complete": "no" if left else "yes",
     }
-    return Answer(b"".join(lines), 200, "application/x-ndjson", headers)
+    return Response(b"".join(lines), 200, "application/x-ndjson", headers)
 
 
 def _line(letter: DeadLetter[Any]) -> bytes:
@@ -252,7 +252,7 @@ def _crumbs(view: View, queue: str, id: str) -> list[tuple[str, str | None]]:
 
 
 @page("/queues/{queue:str}/dead/{letter:uuid}", object="queue")
-async def dead_letter(view: View) -> Answer:
+async def dead_letter(view: View) -> Response:
     """One dead letter: why it is dead, its content, and what to do."""
     queue, letter = str(view.path["queue"]), await _letter(view)
     readable = view.may("read", queue)
@@ -271,7 +271,7 @@ async def dead_letter(view: View) -> Answer:
 
 
 @action("/queues/{queue:str}/dead/{letter:uuid}/redrive", scope="operate", object="queue")
-async def redrive(view: View) -> Answer:
+async def redrive(view: View) -> Response:
     """Move one dead letter back to its queue as it is."""
     queue, id = str(view.path["queue"]), UUID(str(view.path["letter"]))
     moved = await view.change(lambda conn: calls.redrive(conn, queue, ids=[id]), f"queue:{queue}", "queues")
@@ -290,7 +290,9 @@ def editable(payload: bytes) -> str | None:
     return None if "\r" in text or "\x00" in text or len(text) > payloads.MOST_BYTES else text
 
 
-async def _edit_form(view: View, letter: DeadLetter[Any], text: str | None, error: str | None, status: int = 200) -> Answer:
+async def _edit_form(
+    view: View, letter: DeadLetter[Any], text: str | None, error: str | None, status: int = 200
+) -> Response:
     queue = str(view.path["queue"])
     return await view.page(
         _EDIT,
@@ -313,7 +315,7 @@ async def _edit_form(view: View, letter: DeadLetter[Any], text: str | None, erro
 
 
 @page("/queues/{queue:str}/dead/{letter:uuid}/edit", scope="read", object="queue")
-async def edit_form(view: View) -> Answer:
+async def edit_form(view: View) -> Response:
     """The form to change a dead letter before it is redriven."""
     letter = await _letter(view)
     return await _edit_form(view, letter, editable(letter.payload), None)
@@ -331,10 +333,10 @@ def typed(fields: dict[str, str], content_type: str) -> tuple[bytes, str | None]
 
 
 @action("/queues/{queue:str}/dead/{letter:uuid}/edit", scope="operate", object="queue")
-async def edit(view: View) -> Answer:
+async def edit(view: View) -> Response:
     """Move one dead letter back to its queue with another payload."""
     queue, id = str(view.path["queue"]), UUID(str(view.path["letter"]))
-    view.request.engine.access.check(view.request.scope, "read", queue)
+    view.request.service.auth.check(view.request.scope, "read", queue)
     letter = await _letter(view)
     payload, error = typed(await view.form(), letter.content_type)
     if error is None:

@@ -12,14 +12,14 @@ from trunkline.db import calls
 from trunkline.db.calls import jobs
 from trunkline.db.calls.job_records import JobView
 from trunkline.errors import NotFound, TrunklineError
-from trunkline.server.access import SOME
-from trunkline.server.call import Answer
+from trunkline.server.auth import SOME
 from trunkline.server.console import copying, payloads, shapes
 from trunkline.server.console.reads import jobs as reads
 from trunkline.server.console.routes.dead import editable, typed
 from trunkline.server.console.routes.jobs import knows
 from trunkline.server.console.web import Panel, Panels, Values, View, action, page
 from trunkline.server.problems import Problem
+from trunkline.server.response import Response
 
 _ONE, _AGAIN = "job.html", "dead_edit.html"
 _JSON = "application/json"
@@ -45,7 +45,7 @@ async def _job(view: View, panel: Panel | None = None, scope: str = "view") -> J
     if found is not None and not view.may("view", found.queue):
         raise _missing(id)
     if found is not None and scope != "view":
-        view.request.engine.access.check(view.request.scope, scope, found.queue)
+        view.request.service.auth.check(view.request.scope, scope, found.queue)
     return found
 
 
@@ -140,7 +140,7 @@ async def content(panel: Panel) -> Values:
 
 
 @page("/jobs/{job:uuid}")
-async def job_detail(view: View) -> Answer:
+async def job_detail(view: View) -> Response:
     """One job."""
     job = await _job(view)
     id, did = str(view.path["job"]), view.query.get("did", "")
@@ -164,7 +164,7 @@ async def _for_change(view: View) -> JobView:
     return job
 
 
-async def _changed(view: View, job: JobView, did: str) -> Answer:
+async def _changed(view: View, job: JobView, did: str) -> Response:
     if job.queue is not None:
         view.changed(f"queue:{job.queue}", "queues")
         view.request.mq.session.wakeup.published("inbox", job.queue)
@@ -172,7 +172,7 @@ async def _changed(view: View, job: JobView, did: str) -> Answer:
 
 
 @action("/jobs/{job:uuid}/retry", scope="operate", object=SOME)
-async def retry(view: View) -> Answer:
+async def retry(view: View) -> Response:
     """Retry a dead job. Its attempts start again from 1."""
     job = await _for_change(view)
     await view.change(lambda conn: jobs.retry_job(conn, job.id))
@@ -180,7 +180,7 @@ async def retry(view: View) -> Answer:
 
 
 @action("/jobs/{job:uuid}/cancel", scope="operate", object=SOME)
-async def cancel(view: View) -> Answer:
+async def cancel(view: View) -> Response:
     """Cancel a job: a worker stops it, or it ends at once if it is blocked."""
     job = await _for_change(view)
     reason = (await view.form()).get("reason", "").strip()[:1000] or f"by {view.caller.name}"
@@ -189,7 +189,7 @@ async def cancel(view: View) -> Answer:
 
 
 @action("/jobs/{job:uuid}/uncancel", scope="operate", object=SOME)
-async def uncancel(view: View) -> Answer:
+async def uncancel(view: View) -> Response:
     """Withdraw a cancel request that no worker has carried out yet."""
     job = await _for_change(view)
     await view.change(lambda conn: jobs.uncancel_job(conn, job.id))
@@ -199,7 +199,7 @@ async def uncancel(view: View) -> Answer:
 # Again, with other arguments
 
 
-async def _again_form(view: View, job: JobView, text: str | None, error: str | None, status: int = 200) -> Answer:
+async def _again_form(view: View, job: JobView, text: str | None, error: str | None, status: int = 200) -> Response:
     dead = job.state == "dead"
     read = await view.console.reads.read(reads.WORKERS, reads.workers)
     schemas = [worker.schemas[job.kind] for worker in read.value or () if worker.schemas and job.kind in worker.schemas]
@@ -228,7 +228,7 @@ async def _again_form(view: View, job: JobView, text: str | None, error: str | N
 
 
 @page("/jobs/{job:uuid}/again", scope="read")
-async def again_form(view: View) -> Answer:
+async def again_form(view: View) -> Response:
     """The form to change the arguments of a job."""
     job = await _job(view, scope="read")
     if job is None or job.payload is None:
@@ -237,12 +237,12 @@ async def again_form(view: View) -> Answer:
 
 
 @action("/jobs/{job:uuid}/again", scope="view", object=SOME)
-async def again(view: View) -> Answer:
+async def again(view: View) -> Response:
     """Retry a dead job with other arguments, or enqueue another job of the kind of one that is not dead."""
     job = await _job(view)
     if job is None or job.queue is None or job.payload is None:
         raise Problem(404, "no_arguments", "the arguments of this job are not kept any more")
-    check, queue = view.request.engine.access.check, job.queue
+    check, queue = view.request.service.auth.check, job.queue
     check(view.request.scope, "read", queue)
     check(view.request.scope, "operate" if job.state == "dead" else "publish", queue)
     payload, error = typed(await view.form(), _JSON)

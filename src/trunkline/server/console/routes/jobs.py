@@ -7,10 +7,10 @@ from typing import Any
 from trunkline.db.calls.job_records import JobRow, WorkerRow
 from trunkline.errors import TrunklineError
 from trunkline.filters import Selector
-from trunkline.server.call import Answer
 from trunkline.server.console import charts, copying, matching
 from trunkline.server.console.reads import jobs as reads
 from trunkline.server.console.web import Panel, Panels, Values, View, page
+from trunkline.server.response import Response
 from trunkline.types import SeriesPoint
 
 _LIST, _KINDS, _WORKERS, _LIMITS = "jobs.html", "kinds.html", "workers.html", "limits.html"
@@ -198,32 +198,32 @@ async def limits(panel: Panel) -> Values:
 
 
 @page("/jobs")
-async def job_list(view: View) -> Answer:
+async def job_list(view: View) -> Response:
     """Jobs by state."""
     here = _state(view) or "all"
     return await view.page(_LIST, listing, title="Jobs", nav="jobs", tabs=tabs(view, here), copies=copying.jobs())
 
 
-async def _part(view: View, template: str, panels: Panels, name: str, copies: copying.Copies) -> Answer:
+async def _part(view: View, template: str, panels: Panels, name: str, copies: copying.Copies) -> Response:
     title = name.capitalize()
     crumbs = [("Jobs", view.url("jobs")), (title, None)]
     return await view.page(template, panels, title=title, nav="jobs", crumbs=crumbs, tabs=tabs(view, name), copies=copies)
 
 
 @page("/jobs/kinds")
-async def kind_list(view: View) -> Answer:
+async def kind_list(view: View) -> Response:
     """Kinds of jobs with their rates, failures and workers."""
     return await _part(view, _KINDS, of_kinds, "kinds", copying.jobs())
 
 
 @page("/jobs/workers")
-async def worker_list(view: View) -> Answer:
+async def worker_list(view: View) -> Response:
     """Job workers."""
     return await _part(view, _WORKERS, of_workers, "workers", copying.workers())
 
 
 @page("/jobs/limits")
-async def limit_list(view: View) -> Answer:
+async def limit_list(view: View) -> Response:
     """Limits over all processes, and who holds them."""
     return await _part(view, _LIMITS, of_limits, "limits", copying.limits())
 

@@ -7,12 +7,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from trunkline.errors import TrunklineError
-from trunkline.server.call import Answer
 from trunkline.server.console import charts, copying, matching, shapes
 from trunkline.server.console.reads import overview
 from trunkline.server.console.reads import queues as reads
 from trunkline.server.console.reads import runs as run_reads
 from trunkline.server.console.web import Panel, Panels, Values, View, page
+from trunkline.server.response import Response
 from trunkline.types import QueueStats, SeriesPoint
 
 _LIST, _DETAIL = "queues.html", "queue.html"
@@ -286,13 +286,13 @@ _CONTENT = {
 
 
 @page("/queues")
-async def queue_list(view: View) -> Answer:
+async def queue_list(view: View) -> Response:
     """All queues that the caller may see, the worst first."""
     return await view.page(_LIST, listing, title="Queues", nav="queues", copies=copying.queues())
 
 
 @page("/queues/{queue:str}", object="queue")
-async def queue_detail(view: View) -> Answer:
+async def queue_detail(view: View) -> Response:
     """One queue: its messages by state, deliveries, feeds and settings."""
     name = _name(view)
     read = await view.console.reads.read(("queue", name), lambda conn: reads.detail(conn, name))

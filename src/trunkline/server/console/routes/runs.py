@@ -7,12 +7,12 @@ from typing import Any
 from trunkline.db.calls import runs as calls
 from trunkline.db.pool import Connection
 from trunkline.errors import Conflict, NotFound, TrunklineError
-from trunkline.server.access import SOME
-from trunkline.server.call import Answer
+from trunkline.server.auth import SOME
 from trunkline.server.console import bulk, copying
 from trunkline.server.console.reads import runs as reads
 from trunkline.server.console.web import Panel, Panels, Values, View, action, page
 from trunkline.server.problems import Problem
+from trunkline.server.response import Response
 from trunkline.types import Run, RunPreview
 
 _LIST, _DETAIL, _NEW = "runs.html", "run.html", "run_new.html"
@@ -95,7 +95,7 @@ async def events(panel: Panel) -> Values:
 
 
 @page("/runs")
-async def run_list(view: View) -> Answer:
+async def run_list(view: View) -> Response:
     """Bulk actions, the newest first."""
     active = view.query.get("show") == "active"
     shown = [("All", view.url("runs"), not active), ("Active", view.url("runs", show="active"), active)]
@@ -103,7 +103,7 @@ async def run_list(view: View) -> Answer:
 
 
 @page("/runs/{run:int}")
-async def run_detail(view: View) -> Answer:
+async def run_detail(view: View) -> Response:
     """One run: how far it is, its log, and messages that failed again."""
     run = await _run(view)
     number = int(view.path["run"])
@@ -120,30 +120,30 @@ async def run_detail(view: View) -> Answer:
     )
 
 
-async def _change(view: View, work: Any) -> Answer:
+async def _change(view: View, work: Any) -> Response:
     run = await _run(view)
     if run is None:
         raise Problem(503, "database_unavailable", "the run could not be read: the database does not respond")
     scope = "admin" if bulk.purges(run.kind) else "operate"
-    view.request.engine.access.check(view.request.scope, scope, bulk.queue_of(run))
+    view.request.service.auth.check(view.request.scope, scope, bulk.queue_of(run))
     await view.change(lambda conn: work(conn, run.run_id), "runs", "queues")
     return view.redirect(view.url("runs", run.run_id))
 
 
 @action("/runs/{run:int}/pause", scope="operate", object=SOME)
-async def pause(view: View) -> Answer:
+async def pause(view: View) -> Response:
     """Pause a run after the step that is in progress."""
     return await _change(view, lambda conn, number: calls.pause_run(conn, number, reason=f"by {view.caller.name}"))
 
 
 @action("/runs/{run:int}/resume", scope="operate", object=SOME)
-async def resume(view: View) -> Answer:
+async def resume(view: View) -> Response:
     """Continue a run that is paused or was stopped."""
     return await _change(view, calls.resume_run)
 
 
 @action("/runs/{run:int}/abort", scope="operate", object=SOME)
-async def abort(view: View) -> Answer:
+async def abort(view: View) -> Response:
     """End a run early."""
     return await _change(view, lambda conn, number: calls.abort_run(conn, number, reason=f"by {view.caller.name}"))
 
@@ -177,7 +177,7 @@ async def _preview(
     return chosen, *read.value
 
 
-async def _form(view: View, kind: str, fields: dict[str, str], error: str | None = None, status: int = 200) -> Answer:
+async def _form(view: View, kind: str, fields: dict[str, str], error: str | None = None, status: int = 200) -> Response:
     queue = str(view.path["queue"])
     if kind == "replay" and not fields.get("from"):
         fields = {**fields, "from": "1h"}
@@ -220,7 +220,7 @@ async def _form(view: View, kind: str, fields: dict[str, str], error: str | None
 
 
 @page("/queues/{queue:str}/run", object="queue")
-async def new_run(view: View) -> Answer:
+async def new_run(view: View) -> Response:
     """Preview a run, and choose how it is to go on."""
     kind = view.query.get("kind", "redrive")
     fields = dict(view.query)
@@ -232,19 +232,19 @@ async def new_run(view: View) -> Answer:
 
 
 @action("/queues/{queue:str}/run", scope="operate", object="queue")
-async def start_run(view: View) -> Answer:
+async def start_run(view: View) -> Response:
     """Start a run with the numbers of its preview. A purge needs the scope `admin` and the name of the queue, typed."""
     queue, fields = str(view.path["queue"]), await view.form()
     kind = fields.get("kind", "")
     if kind not in bulk.KINDS or kind == "seek":
         raise Problem(400, "bad_form", "the form names no kind of run")
     if bulk.purges(kind):
-        view.request.engine.access.check(view.request.scope, "admin", queue)
+        view.request.service.auth.check(view.request.scope, "admin", queue)
         if fields.get("confirm", "") != queue:
             return await _form(view, kind, fields, "Type the name of the queue to purge it.", 400)
     target = fields.get("target", "").strip()
     if target:
-        view.request.engine.access.check(view.request.scope, "operate", target)
+        view.request.service.auth.check(view.request.scope, "operate", target)
     try:
         chosen, options = bulk.selector(queue, fields, view.now), bulk.options(kind, fields)
         expected = int(fields.get("expected", ""))
