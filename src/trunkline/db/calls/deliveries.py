@@ -42,7 +42,7 @@ class Completed(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What a queue accepted, and what became of it: `accepted` is the sum of the others."""
+    """The messages that a queue accepted, and their states: `accepted` is the sum of the others."""
 
     accepted: int
     ready: int

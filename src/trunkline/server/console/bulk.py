@@ -1,4 +1,4 @@
-"""Runs in words: what they select, how far they are, and the forms that start them."""
+"""Runs in words: their selection and progress, and the fields of the form that starts them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _time(value: str, now: datetime) -> str:
 
 
 def options(kind: str, fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options that the fields of a form stand for. Raise `InvalidValue` for what is no number."""
+    """Return the options that the fields of a form stand for. Raise `InvalidValue` for what is not a number."""
     found: dict[str, Any] = {}
     if kind in MOVES:
         found["canary"] = int(_number("canary", fields.get("canary", "") or "0"))

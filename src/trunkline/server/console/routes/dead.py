@@ -241,7 +241,7 @@ async def _letter(view: View) -> DeadLetter[Any]:
     queue, id = str(view.path["queue"]), UUID(str(view.path["letter"]))
     read = await view.console.reads.read(("letter", queue, id), lambda conn: reads.letter(conn, queue, id))
     if read.value is None:
-        # it was not read: the error of the database is the answer
+        # it was not read: this raises the error of the database
         async with view.request.mq.connection() as conn:
             return await reads.letter(conn, queue, id)
     return read.value

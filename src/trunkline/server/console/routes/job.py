@@ -76,7 +76,7 @@ def _attempts(job: JobView, *, readable: bool) -> list[dict[str, Any]]:
 
 
 def _says(job: JobView, workers: int | None) -> tuple[str, str]:
-    """Return the look and the headline of the verdict."""
+    """Return the class and the headline of the verdict."""
     kind = job.kind or "this kind"
     words = {
         "running": ("wait", f"Running on {job.worker or 'a worker'}."),

@@ -104,7 +104,7 @@ async def run_list(view: View) -> Response:
 
 @page("/runs/{run:int}")
 async def run_detail(view: View) -> Response:
-    """One run: how far it is, its log, and messages that failed again."""
+    """One run: its progress, its log, and messages that failed again."""
     run = await _run(view)
     number = int(view.path["run"])
     return await view.page(
@@ -221,7 +221,7 @@ async def _form(view: View, kind: str, fields: dict[str, str], error: str | None
 
 @page("/queues/{queue:str}/run", object="queue")
 async def new_run(view: View) -> Response:
-    """Preview a run, and choose how it is to go on."""
+    """Preview a run and choose its options."""
     kind = view.query.get("kind", "redrive")
     fields = dict(view.query)
     if kind not in bulk.KINDS or kind == "seek":
