@@ -246,5 +246,6 @@ def test_errors_need_read_and_purges_need_admin(web: httpx.Client, token: Token,
     assert str(row[1]) not in web.get("/console/jobs", headers=elsewhere).text
     # one who may read sees it: the text above is where it would be
     read = {"authorization": f"Bearer {token('read:till.*')}"}
-    for path in paths[1:5]:
+    assert "refused" in web.get(paths[1], headers=read).text
+    for path in paths[2:5]:
         assert "4242" in web.get(path, headers=read).text, path
