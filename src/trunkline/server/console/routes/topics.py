@@ -73,7 +73,7 @@ async def offsets(panel: Panel) -> Values:
     if detail is None:
         return {"picture": None, "partitions": []}
     lanes = [
-        ruler.Lane(name=f"p{row.partition}", span=max(0, row.head - row.lowest_offset + 1), segments=row.segments)
+        ruler.Lane(name=f"p{row.partition}", span=max(0, row.head - row.earliest_offset + 1), segments=row.segments)
         for row in detail.partitions
     ]
     pins = []
