@@ -22,7 +22,7 @@ LATER_SECONDS = 1.0
 
 def publish_answered_early() -> None:
     async def hasty(request: Any, kind: str, name: str) -> Response:
-        sent = await messages.read_messages(call, call.query())  # type: ignore[attr-defined]
+        sent = await messages.read_messages(request, request.query())  # type: ignore[attr-defined]
 
         async def store() -> None:
             await asyncio.sleep(LATER_SECONDS)
