@@ -6,10 +6,11 @@ from datetime import timedelta
 
 from trunkline.server.call import Answer
 from trunkline.server.console import charts, copying, ruler, shapes
+from trunkline.server.console.places import tabs
 from trunkline.server.console.reads import overview
 from trunkline.server.console.reads import topics as reads
 from trunkline.server.console.web import Panel, Panels, Values, View, page
-from trunkline.types import TopicStats
+from trunkline.types import PartitionMap, TopicStats
 
 _LIST, _DETAIL = "topics.html", "topic.html"
 _SORTS = ("name", "rate", "head", "bytes", "behind")
@@ -69,22 +70,70 @@ async def _detail(panel: Panel) -> reads.Detail | None:
 
 @one.add("topic:{topic}", "group:{topic}")
 async def offsets(panel: Panel) -> Values:
+    view, name = panel.view, str(panel.view.path["topic"])
     detail = await _detail(panel)
-    if detail is None:
+    parts = await panel.read("The map", ("map", name), lambda conn: reads.map_of(conn, name), seconds=2.0)
+    if detail is None or parts is None:
         return {"picture": None, "partitions": []}
+    rates = {row.partition: row for row in detail.partitions}
+    archived = any(part.archive for part in parts)
     lanes = [
-        ruler.Lane(name=f"p{row.partition}", span=max(0, row.head - row.lowest_offset + 1), segments=row.segments)
-        for row in detail.partitions
+        ruler.Lane(
+            name=f"p{part.partition}",
+            span=max(0, part.head - part.lowest_offset + 1),
+            archived=archived,
+            archived_to=max(0, part.head - part.archive[-1].last_offset) if part.archive else None,
+            segments=max(1, sum(not segment.staged for segment in part.segments)),
+            unnumbered=part.unsequenced + part.staged,
+        )
+        for part in parts
     ]
-    pins = []
-    for group in detail.groups:
-        by_partition = {row.partition: row for row in detail.positions if row.group == group.name}
-        found = [by_partition.get(row.partition) for row in detail.partitions]
-        seconds = max((row.lag_seconds for row in found if row), default=0.0)
-        at = [None if row is None else float(row.lag) for row in found]
-        pins.append(ruler.Pin(name=group.name, kind="group", at=at, label=shapes.duration(seconds)))
-    picture = ruler.ruler(detail.topic.name, lanes, pins, tick=shapes.number)
-    return {"picture": picture, "partitions": detail.partitions}
+    picture = ruler.ruler(name, lanes, _pins(view, parts, detail), _marks(view, parts), tick=shapes.number)
+    rows = [
+        {
+            "map": part,
+            "rate": rates[part.partition].rate_per_second if part.partition in rates else None,
+            "size": sum(s.bytes or 0 for s in part.segments),
+        }
+        for part in parts
+    ]
+    return {"picture": picture, "partitions": rows, "archived": archived}
+
+
+def _pins(view: View, parts: list[PartitionMap], detail: reads.Detail) -> list[ruler.Pin]:
+    """Return the readers of a topic with their distance from the head in each partition."""
+    seconds: dict[str, float] = {}
+    for row in detail.positions:
+        seconds[row.group] = max(seconds.get(row.group, 0.0), row.lag_seconds)
+    at: dict[tuple[str, str], list[float | None]] = {}
+    for place, part in enumerate(parts):
+        for reader in part.readers:
+            if reader.kind == "group" or view.may("view", reader.name):
+                known = at.setdefault((reader.kind, reader.name), [None] * len(parts))
+                known[place] = float(max(0, reader.lag))
+    return [
+        ruler.Pin(
+            name=name,
+            kind="group" if kind == "group" else "queue",
+            at=places,
+            label=shapes.duration(seconds[name])
+            if kind == "group" and name in seconds
+            else shapes.number(sum(lag or 0 for lag in places)),
+        )
+        for (kind, name), places in at.items()
+    ]
+
+
+def _marks(view: View, parts: list[PartitionMap]) -> list[ruler.Mark]:
+    """Return until where retention removes next, and when."""
+    next_kept = min(
+        (part for part in parts if part.keeps), key=lambda part: part.keeps.until if part.keeps else view.now, default=None
+    )
+    if next_kept is None or next_kept.keeps is None:
+        return []
+    left = next_kept.keeps.until - view.now
+    label = f"may go in {shapes.duration(left)}" if left.total_seconds() > 0 else "may go now"
+    return [ruler.Mark(at=max(0, next_kept.head - next_kept.keeps.last_offset), label=label)]
 
 
 @one.add("topic:{topic}", "group:{topic}")
@@ -158,6 +207,7 @@ async def topic_detail(view: View) -> Answer:
         nav="topics",
         crumbs=[("Topics", view.url("topics")), (name, None)],
         detail=read.value,
+        tabs=tabs(view, name, ""),
         copies=copying.topic(name),
     )
 
