@@ -119,14 +119,15 @@ def search(topic: str, wanted: Wanted) -> Copies:
     body: dict[str, Any] = {"selection": dict(wanted.selection), "start": wanted.start, "end": wanted.end}
     if wanted.partitions is not None:
         body["partitions"] = wanted.partitions
+    places = {name: value for name, value in body.items() if name != "selection"}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in places.items())
     selection = msgspec.json.encode(dict(wanted.selection)).decode()
-    found = ", ".join(f"{name}={value!r}" for name, value in body.items() if name != "selection")
+    partitions = None if wanted.partitions is None else f"{{{','.join(map(str, wanted.partitions))}}}"
     return [
         ("curl", curl("POST", f"/v1/topics/{quote(topic)}/search", body)),
-        ("SQL", f"select * from trunkline.search_log({sql_text(topic)}, {sql_text(selection)}, "
-         f"{'null' if wanted.partitions is None else f'array{wanted.partitions}'}, {sql_text(wanted.start)}, {sql_text(wanted.end)});"),
-        ("Python", python(f"print(await mq.topics.search({topic!r}, {dict(wanted.selection)!r}, {found}))")),
-    ]  # fmt: skip
+        ("SQL", call("search_log", topic, selection, partitions, wanted.start, wanted.end)),
+        ("Python", python(f"print(await mq.topics.search({topic!r}, {dict(wanted.selection)!r}, {arguments}))")),
+    ]
 
 
 def groups() -> Copies:
@@ -144,10 +145,7 @@ def group(topic: str, name: str) -> Copies:
 def seek(topic: str, name: str, to: str, partition: int | None) -> Copies:
     where = "" if partition is None else f", partition={partition}"
     return [
-        (
-            "SQL",
-            f"select * from trunkline.seek({sql_text(topic)}, {sql_text(name)}, {sql_text(to)}, {sql_text(partition)});",
-        ),
+        ("SQL", call("seek", topic, name, to, partition)),
         ("Python", python(f"print(await mq.groups.seek({topic!r}, {name!r}, {to!r}{where}))")),
     ]
 

@@ -78,12 +78,13 @@ def _axis(scale: _Scale, height: int, zone: tzinfo) -> list[Markup]:
         )
     ]
     if scale.broken:
-        out.append(
-            Markup(
-                '<rect class="zone-alt" x="{0}%" width="{1}%" y="0" height="{2}"/><text class="on" x="{0}%" dx="8" y="13">First 300 ms</text>'
-                '<text class="on" x="{3}%" dx="8" y="13">Then</text><line class="brk" x1="{3}%" x2="{3}%" y1="0" y2="{2}"/>'
-            ).format(_LEFT, _BREAK - _LEFT, height - 6, _BREAK)
-        )
+        ground = '<rect class="zone-alt" x="{}%" width="{}%" y="0" height="{}"/>'
+        out += [
+            Markup(ground).format(_LEFT, _BREAK - _LEFT, height - 6),  # noqa: S704
+            Markup('<line class="brk" x1="{0}%" x2="{0}%" y1="0" y2="{1}"/>').format(_BREAK, height - 6),
+            Markup('<text class="on" x="{}%" dx="8" y="13">First 300 ms</text>').format(_LEFT),
+            Markup('<text class="on" x="{}%" dx="8" y="13">Then</text>').format(_BREAK),
+        ]
     middle = scale.start + (scale.end - scale.start) / 2
     for at, anchor in ((middle, "middle"), (scale.end, "end")):
         out.append(
@@ -148,9 +149,9 @@ def _lane(scale: _Scale, row: Reader, y: int, now: datetime) -> list[Markup]:
         if step.attempt > 1:
             word = f"attempt {step.attempt}: {word}"
     if row.expected is not None and row.state == "waiting":
-        out.append(Markup('<svg class="c-delayed" x="{}%" y="{}" overflow="visible"><path class="pin" d="M0-7 7 0 0 7-7 0z"/></svg>').format(
-            f"{scale.x(row.expected):.2f}", y
-        ))  # fmt: skip
+        diamond = Markup('<path class="pin" d="M0-7 7 0 0 7-7 0z"/>')
+        place = f"{scale.x(row.expected):.2f}"
+        out.append(Markup('<svg class="c-delayed" x="{}%" y="{}" overflow="visible">{}</svg>').format(place, y, diamond))
         word = word or "expected"
         return [*out, _note(scale.x(row.expected), y, word, "warnt")]
     return [*out, _note(scale.x(last), y, word or shapes.state(row.state)[1].lower())]

@@ -12,6 +12,9 @@ from trunkline.server.console import shapes
 
 _PENDING = ("waiting", "delayed", "paused", "blocked", "leased")
 _ORDER = ("dead", *_PENDING, "expired", "purged", "gone", "acked", "read", "not_matched")
+_STOPPED = ("no_consumer", "no_member", "no_worker")
+_BY_ITSELF = "Nothing: it goes on by itself."
+_REDRIVE = "Read the error, repair its cause, then redrive it."
 _HEADLINES = {
     "dead": "{name} gave it up",
     "paused": "Not delivered to {name}: the queue is paused",
@@ -123,75 +126,57 @@ def _reader(row: Mapping[str, Any], found: Mapping[str, Any], *, full: bool) -> 
     )
 
 
+def _said(text: str) -> str:
+    """Return a text as a sentence."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
+
+
 def verdict(found: Mapping[str, Any], rows: list[Reader], *, full: bool) -> Verdict:
     """Return the sentence that a page about this message begins with."""
-    state, reason = str(found.get("state")), str(found.get("reason") or "")
-    queue = found.get("queue")
-    if state == "unknown":
-        return Verdict(
-            kind="stop", headline="No message has this id", cause=f"{reason[:1].upper()}{reason[1:]}.",
-            advice="Check the id. A message that is not committed yet appears here by itself.",
-        )  # fmt: skip
-    if state == "scheduled":
-        return Verdict(
-            kind="wait", headline="Not delivered yet: it is delayed", cause=f"{reason[:1].upper()}{reason[1:]}.",
-            advice="Nothing: it is delivered by itself.",
-        )  # fmt: skip
-    if state == "not_sequenced":
-        return Verdict(
-            kind="wait", headline="Committed, but without an offset yet", cause="Upkeep assigns offsets several times a second.",
-            advice="Nothing, if upkeep runs: see the foot of the navigation.",
-        )  # fmt: skip
-    if state == "dead":
-        return Verdict(
-            kind="stop", headline=f"A dead letter of queue {queue}", cause=f"{reason[:1].upper()}{reason[1:]}." if full else "",
-            advice="Read the error, repair its cause, then redrive it.",
-        )  # fmt: skip
+    reason = _said(str(found.get("reason") or ""))
+    match str(found.get("state")):
+        case "unknown":
+            advice = "Check the id. A message that is not committed yet appears here by itself."
+            return Verdict(kind="stop", headline="No message has this id", cause=reason, advice=advice)
+        case "scheduled":
+            return Verdict(kind="wait", headline="Not delivered yet: it is delayed", cause=reason, advice=_BY_ITSELF)
+        case "not_sequenced":
+            cause = "Upkeep assigns offsets several times a second."
+            advice = "Nothing, if upkeep runs: see the foot of the navigation."
+            return Verdict(kind="wait", headline="Committed, but without an offset yet", cause=cause, advice=advice)
+        case "dead":
+            headline = f"A dead letter of queue {found.get('queue')}"
+            return Verdict(kind="stop", headline=headline, cause=reason if full else "", advice=_REDRIVE)
     first = next((row for row in rows if row.state == "dead" or row.state in _PENDING), None)
     if first is not None:
         return _of(first, rows)
     if not rows:
-        return Verdict(
-            kind="done", headline="Nobody reads this message", cause=f"{reason[:1].upper()}{reason[1:]}.", advice=""
-        )
+        return Verdict(kind="done", headline="Nobody reads this message", cause=reason if full else "", advice="")
     had = [row.name for row in rows if row.state in ("acked", "read")]
     lost = [row for row in rows if row.state in ("expired", "purged", "gone")]
     if had:
         others = f" {shapes.plural(len(lost), 'reader')} did not take it." if lost else ""
-        return Verdict(
-            kind="done",
-            headline="Delivered to all readers" if not lost else "Delivered",
-            cause=f"{_list(had)} took it.{others}",
-            advice="",
-        )
+        headline = "Delivered" if lost else "Delivered to all readers"
+        return Verdict(kind="done", headline=headline, cause=f"{_list(had)} took it.{others}", advice="")
     if lost:
-        return Verdict(kind="stop", headline="Not delivered, and not delivered any more", cause=lost[0].why, advice="")
-    return Verdict(
-        kind="done", headline="No reader wants this message", cause="No pattern and no header filter matches it.", advice=""
-    )
+        return Verdict(kind="stop", headline="It is not delivered any more", cause=_said(lost[0].why), advice="")
+    cause = "No pattern and no header filter matches it."
+    return Verdict(kind="done", headline="No reader wants this message", cause=cause, advice="")
 
 
 def _of(row: Reader, rows: list[Reader]) -> Verdict:
-    name = f"{row.kind} {row.name}"
-    headline = _HEADLINES[row.state].format(name=name, holder=row.holder or "A consumer")
-    if row.state == "waiting" and row.cause in ("no_consumer", "no_member", "no_worker"):
-        headline = (
-            f"Waits for {name}: {_CAUSES[row.cause].format(name=row.name).removesuffix('.')[:1].lower()}"
-            + (_CAUSES[row.cause].format(name=row.name).removesuffix(".")[1:])
-        )
+    """Return the verdict about the reader that matters most."""
+    holder = row.holder or "A consumer"
+    headline = _HEADLINES[row.state].format(name=f"{row.kind} {row.name}", holder=holder)
+    if row.state == "waiting" and row.cause in _STOPPED:
+        why = _CAUSES[row.cause].format(name=row.name).rstrip(".")
+        headline += f": {why[:1].lower()}{why[1:]}"
     others = [other.name for other in rows if other.state in ("acked", "read")]
-    cause = " ".join(
-        text
-        for text in (
-            f"{row.why[:1].upper()}{row.why[1:]}." if row.why else "",
-            f"{_list(others)} took it." if others else "",
-        )
-        if text
-    ).replace("..", ".")
+    sentences = [_said(row.why), f"{_list(others)} took it." if others else ""]
     return Verdict(
         kind="stop" if row.state == "dead" else "wait",
-        headline=headline[:1].upper() + headline[1:],
-        cause=cause,
+        headline=f"{headline[:1].upper()}{headline[1:]}",
+        cause=" ".join(text for text in sentences if text),
         advice=_advice(row),
         reader=row,
     )
@@ -199,11 +184,11 @@ def _of(row: Reader, rows: list[Reader]) -> Verdict:
 
 def _advice(row: Reader) -> str:
     if row.state == "dead":
-        return "Read the error, repair its cause, then redrive it."
+        return _REDRIVE
     if row.state == "paused":
         return "Resume the queue."
     if row.state in ("delayed", "leased", "blocked"):
-        return "Nothing: it goes on by itself."
+        return _BY_ITSELF
     return {
         "no_consumer": "Start a consumer of the queue.",
         "no_member": "Start a member of the group.",

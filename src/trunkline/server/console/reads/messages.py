@@ -10,7 +10,7 @@ import msgspec
 
 from trunkline.db.calls import inspection, messages, push, topics
 from trunkline.db.pool import Connection
-from trunkline.errors import NotFound, TrunklineError
+from trunkline.errors import TrunklineError
 from trunkline.server.console.searching import Wanted
 from trunkline.types import Attempt, Explanation, Message, Search, SearchRange
 
@@ -39,7 +39,7 @@ async def _found(conn: Connection, explanation: Explanation) -> Found:
     message, attempts = None, []
     partition, offset = explanation.get("partition"), explanation.get("offset")
     if explanation.get("state") == "in_log" and partition is not None and offset is not None:
-        name, is_queue = explanation.get("topic") or explanation.get("queue"), explanation.get("topic") is None
+        name, is_queue = str(explanation.get("topic") or explanation.get("queue")), explanation.get("topic") is None
         try:
             if is_queue:
                 rows = await inspection.read_queue(conn, name, partition, start=offset, limit=1)
@@ -82,6 +82,3 @@ async def search(
 
 async def partitions(conn: Connection, topic: str) -> int:
     return (await topics.get_topic(conn, topic)).partitions
-
-
-__all__ = ["NotFound", "by_id", "by_place", "estimate", "partitions", "search"]

@@ -27,6 +27,10 @@ _TEMPLATE = "messages.html"
 _EXPORTED = 1000
 _SHOWN_PER_SECOND = 20
 _QUIET_SECONDS = 15.0
+_COLUMNS = (
+    *("partition", "offset", "id", "published_at"),
+    *("key", "routing_key", "label", "headers", "content_type", "payload"),
+)
 _STOPPED = {
     "end": "That is all.",
     "limit": "Stopped at the limit of {limit}.",
@@ -199,9 +203,7 @@ def _lines(found: Search[Any]) -> bytes:
 def _csv(found: Search[Any]) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow(
-        ("partition", "offset", "id", "published_at", "key", "routing_key", "label", "headers", "content_type", "payload")
-    )
+    writer.writerow(_COLUMNS)
     for row in found.matches:
         view = message_view(row)
         payload = view.payload if isinstance(view.payload, str) else msgspec.json.encode(view.payload).decode()

@@ -40,7 +40,7 @@ async def rows(panel: Panel) -> Values:
         if view.may("view", row.topic):
             found.setdefault((row.topic, row.group), []).append(row)
     lost = _first_lost(await panel.read("Deadlines", reads.DEADLINES, reads.deadlines, seconds=2.0) or [])
-    in_rates = {}
+    in_rates: dict[str, float] = {}
     for topic_row in stats.topics if stats else ():
         in_rates[topic_row.topic] = in_rates.get(topic_row.topic, 0.0) + topic_row.rate_per_second
     shown: list[Values] = []
@@ -109,7 +109,7 @@ async def _deadline(panel: Panel) -> RetentionDeadline | None:
     topic, name = _names(panel.view)
     rows = await panel.read("Deadlines", ("deadlines", topic), lambda conn: reads.deadlines(conn, topic)) or []
     mine = [row for row in rows if row.kind == "group" and row.reader == name and row.lost_at is not None]
-    return min(mine, key=lambda row: row.lost_at or datetime.max, default=None)
+    return min(mine, key=lambda row: row.lost_at or panel.view.now, default=None)
 
 
 @one.add("group:{topic}/{group}")
@@ -162,24 +162,19 @@ async def flow(panel: Panel) -> Values:
     def line(label: str, values: list[Any], now: str, look: str = "c-ink", *, area: bool = False) -> charts.Line:
         return charts.Line(label=label, values=values, look=look, now=now, area=area)
 
+    behind = line("Now", [point.lag for point in points], shapes.number(last.lag) if last else "", "c-ready", area=True)
+    arrives = [point.in_per_second for point in points]
+    leaves = [point.out_per_second for point in points]
+    rates = [
+        line("Published", arrives, shapes.rate(last.in_per_second) if last else ""),
+        line("Committed", leaves, shapes.rate(last.out_per_second) if last else "", "c-acked"),
+    ]
     return {
         "charts_shown": [
-            charts.chart(
-                "Behind", "messages",
-                [line("Now", [point.lag for point in points], shapes.number(last.lag) if last else "", "c-ready", area=True)],
-                times, tick=shapes.number, **span,
-            ),
-            charts.chart(
-                "Rates", "messages per second",
-                [
-                    line("Published", [point.in_per_second for point in points], shapes.rate(last.in_per_second) if last else ""),
-                    line("Committed", [point.out_per_second for point in points],
-                         shapes.rate(last.out_per_second) if last else "", "c-acked"),
-                ],
-                times, tick=shapes.rate, **span,
-            ),
+            charts.chart("Behind", "messages", [behind], times, tick=shapes.number, **span),
+            charts.chart("Rates", "messages per second", rates, times, tick=shapes.rate, **span),
         ]
-    }  # fmt: skip
+    }
 
 
 @one.add("group:{topic}/{group}")

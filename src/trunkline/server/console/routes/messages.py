@@ -13,9 +13,11 @@ from trunkline.server.console.reads import messages as reads
 from trunkline.server.console.timeline import timeline
 from trunkline.server.console.web import POLICY, Panel, Panels, Values, View, page
 from trunkline.server.problems import Problem
+from trunkline.types import Explanation
 
 _TEMPLATE = "message.html"
 _PLACE = re.compile(r"(\d{1,2})@(\d{1,18})")
+_FIELDS = ("id", "state", "topic", "queue", "partition", "offset", "key", "routing_key", "label", "headers", "size")
 _SHOWS = ("tree", "raw", "hex")
 _SECONDS = 2.0
 by_id = Panels("/m/{message:str}", _TEMPLATE)
@@ -52,7 +54,7 @@ def _seen(view: View, found: reads.Found | None) -> reads.Found | None:
     """Return the message, or if the caller may not see it, the same as for an unknown one."""
     if found is None or (name := _name(found)) is None or view.may("view", name):
         return found
-    return reads.Found(explanation=reads.Explanation(_HIDDEN), message=None, attempts=[])
+    return reads.Found(explanation=Explanation(_HIDDEN), message=None, attempts=[])
 
 
 def _full(view: View, found: reads.Found) -> bool:
@@ -65,7 +67,7 @@ async def _found(panel: Panel) -> reads.Found | None:
     try:
         return _seen(panel.view, await panel.read("This message", key, work, seconds=_SECONDS))
     except NotFound as exc:
-        return reads.Found(explanation=reads.Explanation({**_HIDDEN, "reason": str(exc)}), message=None, attempts=[])
+        return reads.Found(explanation=Explanation({**_HIDDEN, "reason": str(exc)}), message=None, attempts=[])
 
 
 def _rows(view: View, found: reads.Found) -> list[verdicts.Reader]:
@@ -141,7 +143,7 @@ async def _show(view: View, panels: Panels, title: str, crumbs: list[tuple[str, 
     panel = Panel(view)
     found = await _found(panel)
     message = found.message if found else None
-    explained: dict[str, Any] = found.explanation if found else {}
+    explained: dict[str, Any] = {**dict.fromkeys(_FIELDS), **(found.explanation if found else {})}
     full = found is not None and _full(view, found)
     payload = payloads.look_at(message.payload, message.content_type) if message and full else None
     show = view.query.get("show", "")

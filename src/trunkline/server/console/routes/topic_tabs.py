@@ -152,8 +152,10 @@ async def _copied(view: View, id: UUID) -> dict[str, str] | None:
     """Return the fields of the form for a copy of a message that the caller may read."""
     read = await view.console.reads.read(("message", id), lambda conn: message_reads.by_id(conn, id), seconds=2.0)
     found = read.value
-    name = found and (found.explanation.get("topic") or found.explanation.get("queue"))
-    if found is None or found.message is None or name is None or not view.may("read", name):
+    if found is None or found.message is None:
+        return None
+    name = found.explanation.get("topic") or found.explanation.get("queue")
+    if name is None or not view.may("read", name):
         return None
     message = found.message
     try:

@@ -116,24 +116,25 @@ def _pins(view: View, parts: list[PartitionMap], detail: reads.Detail) -> list[r
             name=name,
             kind="group" if kind == "group" else "queue",
             at=places,
-            label=shapes.duration(seconds[name])
-            if kind == "group" and name in seconds
-            else shapes.number(sum(lag or 0 for lag in places)),
+            label=_lag(places, seconds.get(name) if kind == "group" else None),
         )
         for (kind, name), places in at.items()
     ]
 
 
+def _lag(places: list[float | None], seconds: float | None) -> str:
+    return shapes.number(sum(lag or 0 for lag in places)) if seconds is None else shapes.duration(seconds)
+
+
 def _marks(view: View, parts: list[PartitionMap]) -> list[ruler.Mark]:
     """Return until where retention removes next, and when."""
-    next_kept = min(
-        (part for part in parts if part.keeps), key=lambda part: part.keeps.until if part.keeps else view.now, default=None
-    )
-    if next_kept is None or next_kept.keeps is None:
+    kept = [(part.head, part.keeps) for part in parts if part.keeps is not None]
+    if not kept:
         return []
-    left = next_kept.keeps.until - view.now
+    head, keeps = min(kept, key=lambda each: each[1].until)
+    left = keeps.until - view.now
     label = f"may go in {shapes.duration(left)}" if left.total_seconds() > 0 else "may go now"
-    return [ruler.Mark(at=max(0, next_kept.head - next_kept.keeps.last_offset), label=label)]
+    return [ruler.Mark(at=max(0, head - keeps.last_offset), label=label)]
 
 
 @one.add("topic:{topic}", "group:{topic}")
