@@ -38,7 +38,7 @@ All commands that use a database have these options:
 
 `trunkline --url URL <resource> <command>` sends requests to an HTTP service instead, with a token from `--token`
 or `TRUNKLINE_TOKEN`. `TRUNKLINE_URL` has the same effect for every command. Output and exit codes are the same.
-`token`, `doctor` and `migrate` are not available over HTTP.
+`token`, `endpoint` and `migrate` are not available over HTTP.
 
 Write durations as `500ms`, `30s`, `5m`, `2h` or `7d`. A position is `earliest`, `latest`, an offset, a timestamp
 such as `2026-01-31T12:00:00Z`, or an age such as `1h`. Commands without an end (`topic tail`, `top`, `--watch`)

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Literal
 
-import msgspec
 import psycopg
 
 from trunkline.db.calls import doctor as calls
 from trunkline.db.calls.doctor import Connection
+from trunkline.db.calls.list_records import Finding, Level
 from trunkline.sql.migrate import installed_version, latest_version
 
-Level = Literal["ok", "warn", "fail"]
 _OLDEST_SERVER = 150000
 _LONG_TRANSACTION = timedelta(minutes=1)
 _IDLE_TRANSACTION = timedelta(seconds=30)
@@ -34,15 +32,6 @@ _UPKEEP_FAILS = timedelta(minutes=1)
 _ROLES = ("trunkline_consumer", "trunkline_owner", "trunkline_publisher", "trunkline_reader")
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """A finding and its fix. Only `fail` makes the command fail."""
-
-    check: str
-    level: Level
-    message: str
-    hint: str | None = None
-
-
 def examine(url: str) -> list[Finding]:
     """Run every check on one connection."""
     findings: list[Finding] = []
@@ -56,7 +45,7 @@ def examine(url: str) -> list[Finding]:
             name = check.__name__.replace("_", " ")
             try:
                 findings += check(conn)
-            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedColumn):
                 # the schema has another version, which the schema check reports
                 findings.append(Finding(name, "warn", "not supported by this version of the schema"))
             except psycopg.errors.InsufficientPrivilege as exc:
@@ -282,7 +271,12 @@ def alerts(conn: Connection) -> Iterator[Finding]:
     rows = calls.recent_alerts(conn)
     for kind, count, last in rows:
         message = f"{count} x {kind} in the last day, last at {last:%Y-%m-%d %H:%M:%S%z}"
-        yield Finding("alerts", "warn", message, "Read them with select * from trunkline.alerts; delete them when done.")
+        yield Finding(
+            "alerts",
+            "warn",
+            message,
+            "Read them with trunkline.list_alerts(), and close them with trunkline.close_alert(ID).",
+        )
     if not rows:
         yield Finding("alerts", "ok", "none in the last day")
 

@@ -49,8 +49,9 @@ FUNCTIONS = {
     "list_runs": Action("trunkline run list", "GET /v1/runs", "client.runs.list()"),
     "preview_run": Action("trunkline run preview", "POST /v1/runs/preview", "client.runs.preview()"),
     "explain_message": Action("trunkline message explain", "GET /v1/messages/ID/explanation", "client.explain(id)"),
-    "list_jobs": Action("trunkline job list", None, None),
-    "cancel_job": Action("trunkline job cancel", None, "app.cancel(id)"),
+    "list_jobs": Action("trunkline job list", "GET /v1/jobs", None),
+    "cancel_job": Action("trunkline job cancel", "POST /v1/jobs/ID/cancel", "app.cancel(id)"),
+    "list_alerts": Action(None, "GET /v1/alerts", None),
     "create_schedule": Action(
         "trunkline schedule create NAME", "POST /v1/schedules", "client.schedules.create('NAME', ...)"
     ),

@@ -402,8 +402,8 @@ BUGS = {
         (
             Change(
                 "redrive",
-                "trunkline._take_dead_letters(p_queue, p_ids, p_limit)",
-                "trunkline.list_dead_letters(p_queue) where id = any (p_ids)",
+                "trunkline._take_dead_letters(p_queue, p_ids, p_limit) x",
+                "trunkline.list_dead_letters(p_queue) x where x.id = any (p_ids)",
             ),
         ),
         QUEUE,
@@ -411,7 +411,7 @@ BUGS = {
         ("duplicate",),
     ),
     "redrive drops the message": Bug(
-        (Change("redrive", "where payloads is not null", "where false"),),
+        (Change("_redrive_taken", "where payloads is not null", "where false"),),
         QUEUE,
         scripts.redrive_of_buried_messages,
         ("lost",),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import psycopg
@@ -171,7 +172,9 @@ def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) 
 def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.Client, bearer: Bearer) -> None:
     """A token with a scope on another name reaches no route but the public ones."""
     foreign = [bearer(f"{scope}:elsewhere.*") for scope in ("publish", "consume", "read", "admin")]
-    soon(http, foreign[-1], "/v1/topics/elsewhere.x", 404)
+    foreign.append(bearer("portal:elsewhere.x"))
+    soon(http, foreign[3], "/v1/topics/elsewhere.x", 404)
+    soon(http, foreign[4], "/v1/endpoints/elsewhere.x", 404)
     app = create_app(Config(database_url="postgresql://nowhere")).app  # type: ignore[attr-defined]
     values = {
         "queue": "mine",
@@ -182,6 +185,9 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
         "endpoint": "mine",
         "message": "0" * 32,
         "offset": "1",
+        "job": str(UUID(int=0)),
+        "token": "first",
+        "alert": "1",
         "run": "1",
         "fingerprint": "f",
     }
@@ -190,7 +196,7 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
         prefix = "" if api is None else f"/compat/{api}"
         for path, method, handler in routes(app, api):
             doc = handler.opt["doc"]
-            assert doc.scope in ("public", "publish", "consume", "read", "admin")
+            assert doc.scope in ("public", "publish", "consume", "view", "read", "operate", "admin")
             if doc.scope == "public":
                 continue
             target = f"{prefix}{path}"
@@ -225,7 +231,8 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
 
 def headers_scope(headers: dict[str, str], foreign: list[dict[str, str]]) -> tuple[str, ...]:
     """The scopes that the token of these headers has somewhere."""
-    return (("publish",), ("consume",), ("read",), ("consume", "publish", "read", "admin"))[foreign.index(headers)]
+    every = ("consume", "publish", "read", "operate", "admin")
+    return (("publish",), ("consume",), ("read",), every, ())[foreign.index(headers)]
 
 
 def test_scopes_by_pattern(admin: httpx.Client, http: httpx.Client, bearer: Bearer) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import Clock, Connection
 from tests.jobs.conftest import dead, stats
 from tests.support.waiting import until
+from trunkline import __version__
 from trunkline.jobs import (
     App,
     Backoff,
@@ -520,10 +521,13 @@ async def test_the_context_knows_its_job(app: App, caplog: pytest.LogCaptureFixt
 
 async def test_workers_are_listed_and_sign_off(app: App, conn: Connection) -> None:
     @app.job
-    async def work() -> None: ...
+    async def work(order: int, *, note: str = "") -> None: ...
 
     async with Worker(app) as worker:
-        [(name, info)] = conn.execute("select worker, info from trunkline.list_workers()").fetchall()
+        [(name, info, schemas)] = conn.execute("select worker, info, schemas from trunkline.list_workers()").fetchall()
         assert name == worker.name
         assert info["kinds"] == ["work"] and info["queues"] == {"default": 10}
+        assert info["version"] == __version__
+        [arguments] = schemas["work"]["$defs"].values()
+        assert (arguments["required"], set(arguments["properties"])) == (["order"], {"order", "note"})
     assert conn.execute("select count(*) from trunkline.list_workers()").fetchone() == (0,)

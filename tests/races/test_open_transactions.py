@@ -41,6 +41,7 @@ CALLS = {
     "claim_offsets": "claim_offsets('ranges', 1, 'single')",
     "claim_range": "claim_range('single', 'ranges', 1)",
     "clock": "clock()",
+    "close_alert": "close_alert({alert})",
     "close_breaker": "close_breaker({endpoint})",
     "close_stage": "close_stage({many})",
     "commit": "commit('t', 'g', {partition}, '{generation}', {fetched})",
@@ -105,20 +106,31 @@ CALLS = {
     "leave": "leave('t', 'g', 'm')",
     "leave_dispatch": "leave_dispatch('d')",
     "lift_bar": "lift_bar('d', {endpoint})",
+    "list_alerts": "list_alerts()",
     "list_archive": "list_archive()",
     "list_archive_files": "list_archive_files()",
     "list_attempts": "list_attempts()",
     "list_cancels": "list_cancels()",
+    "list_commits": "list_commits('w')",
+    "list_consumers": "list_consumers('q')",
     "list_dead_letters": "list_dead_letters('dead')",
+    "list_delayed": "list_delayed('q')",
     "list_deliveries": "list_deliveries()",
+    "list_endpoint_events": "list_endpoint_events('e')",
     "list_endpoints": "list_endpoints()",
+    "list_fires": "list_fires('s')",
     "list_groups": "list_groups()",
     "list_jobs": "list_jobs()",
     "list_members": "list_members('t', 'g')",
+    "list_limits": "list_limits()",
     "list_pipelines": "list_pipelines()",
+    "list_progress": "list_progress('p')",
     "list_queues": "list_queues()",
     "list_runs": "list_runs()",
     "list_schedules": "list_schedules()",
+    "list_segments": "list_segments()",
+    "list_sessions": "list_sessions()",
+    "list_sizes": "list_sizes()",
     "list_subscriptions": "list_subscriptions()",
     "list_topics": "list_topics()",
     "list_workers": "list_workers()",
@@ -198,6 +210,7 @@ CALLS = {
     "topic_rollups": "topic_rollups('t')",
     "topic_stats": "topic_stats()",
     "unbind_queue": "unbind_queue('bound')",
+    "uncancel_job": "uncancel_job('{id}')",
     "unsubscribe": "unsubscribe('q', 'single2')",
     "undo_run": "undo_run({seek})",
     "upkeep_stats": "upkeep_stats()",
@@ -239,6 +252,7 @@ VARIANTS = (
 # Tables whose partitions are emptied in turn.
 ROTATED = (
     "ticks positions leases settled extensions returns later cursor_states passes history attempts job_results job_once"
+    " schedule_fires endpoint_events pipeline_progress"
 )
 LOCKS = """
     select c.relname, left(l.mode, -4) as mode from pg_locks l join pg_class c on c.oid = l.relation
@@ -289,8 +303,10 @@ class World:
         [delivery] = claim(conn, "q", 1)
         batch = fetch(conn, "t", p_limit=1)
         position, _, lease = delivery.receipt.partition(".")
+        alert = value(conn, "insert into trunkline.alerts (at, kind, detail) values (now(), 'k', '{}') returning alert_id")
         call(conn, "seek", "t", "victim", "earliest")
         self.facts = {
+            "alert": alert,
             "receipt": delivery.receipt,
             "ordered": claim(conn, "ordered", 2)[0].receipt,
             "lease": lease,

@@ -221,3 +221,8 @@ def test_progress_is_told(collector: Collector, conn: Connection) -> None:
         collector.spark.streams.removeListener(listener)
     assert [(one.name, one.kind, one.state) for one in found] == [("copy", "stream", "failed")]
     assert "no room left" in (found[0].error or "")
+    kept = conn.execute("select detail from trunkline.list_progress('copy')").fetchall()
+    [detail, *_] = [row[0] for row in kept if "sources" in row[0]]
+    assert detail["durations"]["triggerExecution"] >= 0
+    assert detail["sources"][0]["rows"] > 0
+    assert "description" in detail["sink"]

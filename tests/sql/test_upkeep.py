@@ -261,7 +261,7 @@ def test_one_failing_task_does_not_stop_the_others(conn: Connection) -> None:
     break_task(conn, "delayed", "broken")
     conn.execute("call trunkline.upkeep()")
     ran = {row.task: row.last_run_at is not None for row in call(conn, "upkeep_stats")}
-    assert len(ran) == 13 and all(ran.values())
+    assert len(ran) == 15 and all(ran.values())
     assert value(conn, "select n from trunkline.ticks") == 1, "sequence comes after the task that failed"
     assert value(conn, "select last_value from trunkline.upkeep_delayed") > 0, "it waits for its interval"
     assert {row.task for row in call(conn, "upkeep_stats") if row.state != "ok"} == {"delayed"}
@@ -332,7 +332,7 @@ def test_states_of_a_task(conn: Connection, clock: Clock) -> None:
     assert {row.state for row in call(conn, "upkeep_stats")} == {"ok"}
     clock.advance(70)
     late = {row.task for row in call(conn, "upkeep_stats") if row.state == "late"}
-    assert late == {"pass", "delayed", "schedules", "sequence", "segments", "retention", "jobs"}
+    assert late == {"pass", "delayed", "schedules", "sequence", "segments", "retention", "jobs", "runs", "events"}
     clock.advance(-3600)
     assert {row.state for row in call(conn, "upkeep_stats")} == {"ahead"}
     assert stats(conn, "delayed").age_seconds < -3000

@@ -13,6 +13,7 @@ import msgspec
 from trunkline.errors import InvalidValue, NotFound, SettingsError
 from trunkline.http_client.consuming import FetchedRow, HttpBatch, HttpDeliveries, HttpDelivery, Settler
 from trunkline.http_client.nouns import HttpGroups, HttpSchedules, HttpSubscriptions, HttpTopics
+from trunkline.http_client.operations import HttpJobs, HttpPipelines, HttpSystem
 from trunkline.http_client.publishing import NDJSON, array, batches, envelope, lines
 from trunkline.http_client.queues import HttpDeadLetters, HttpQueues
 from trunkline.http_client.rows import DeliveryRow, seconds
@@ -70,6 +71,9 @@ class HttpClient:
         self.runs = HttpRuns(self._transport)
         self.schedules = HttpSchedules(self._transport)
         self.inspect = HttpInspection(self._transport)
+        self.jobs = HttpJobs(self._transport)
+        self.pipelines = HttpPipelines(self._transport)
+        self.system = HttpSystem(self._transport)
 
     async def __aenter__(self) -> Self:
         return self

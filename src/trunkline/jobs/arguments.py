@@ -36,6 +36,14 @@ def _dec_hook(kind: Any, value: Any) -> Any:
     raise InvalidType(f"{getattr(kind, '__name__', kind)} is not a type that JSON can be decoded into")
 
 
+def _schema_hook(kind: type) -> dict[str, Any]:
+    schema = getattr(kind, "model_json_schema", None)  # a Pydantic model
+    if schema is None:
+        raise NotImplementedError
+    made: dict[str, Any] = schema()
+    return made
+
+
 _ENCODER = msgspec.json.Encoder(enc_hook=_enc_hook)
 
 
@@ -96,6 +104,7 @@ class Arguments:
         self._positional = self.names[: len(self.names) - keywords]
         self.whole = whole is not msgspec.UNSET
         if self.whole:
+            self._whole_type = whole
             self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(whole, dec_hook=_dec_hook)
             return
         specs = [
@@ -121,6 +130,13 @@ class Arguments:
             return cls(kind, fields, keywords=keywords), context
         except TypeError as exc:
             raise InvalidType(f"job {kind!r}: {exc}") from exc
+
+    def schema(self) -> dict[str, Any] | None:
+        """Return the JSON schema of the arguments, or None if their types have none."""
+        try:
+            return msgspec.json.schema(self._whole_type if self.whole else self._struct, schema_hook=_schema_hook)
+        except Exception:  # a type of the application's: any error of its own schema
+            return None
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Encode arguments as JSON, validated as they will be when the job runs."""

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, Self
 from uuid import UUID
 
+from trunkline import __version__
 from trunkline.client import SyncClient
 from trunkline.client.consuming import consumer_name
 from trunkline.codec import duration
@@ -91,6 +92,7 @@ class Worker:
         self._stop_asked = asyncio.Event()
         self._stored: set[asyncio.Task[None]] = set()
         self._cancels_at = 0.0
+        self._registered = False
         self._limits_needed = Signal()
         self._loops: list[BackgroundTask] = []
         self.nobody: Job[..., Any] = Job(app, "", None, Arguments("", []), Definition(queue=""))
@@ -410,6 +412,7 @@ class Worker:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "queues": self.queues,
+            "version": __version__,
             "kinds": sorted(name for name, job in self.app.kinds.items() if job.function is not None),
             "limits": {
                 name: sorted(limit.name for limit in job.definition.limits)
@@ -420,5 +423,14 @@ class Worker:
             "done": sum(lane.done for lane in self._lanes),
             "failed": sum(lane.failed for lane in self._lanes),
         }
+        schemas = None if self._registered else self._schemas()
+        # after a failure they are sent again: the row may be gone
+        self._registered = False
         async with self.session.connection(writing=True) as conn:
-            await jobs.register_worker(conn, self.name, info)
+            await jobs.register_worker(conn, self.name, info, schemas)
+        self._registered = True
+
+    def _schemas(self) -> dict[str, Any]:
+        """The JSON schema of the arguments of each kind. It is sent once: the database keeps it."""
+        kinds = {name: job.arguments.schema() for name, job in self.app.kinds.items() if job.function is not None}
+        return {name: schema for name, schema in kinds.items() if schema is not None}

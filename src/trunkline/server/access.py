@@ -38,6 +38,8 @@ _PAUSE_SECONDS = 0.25
 _FAILURES_PER_SECOND = 5.0
 _FAILURES_AT_ONCE = 20.0
 _AUDIT_SECONDS = 60.0
+_NOTE_SECONDS = 60.0
+"""Time between two writes of the last use of a token."""
 _AUDIT_MOST = 30
 """Limits of rejected tokens in the audit log: one entry per address in this time, and this many in all."""
 _TOKEN = re.compile(r"tl_([0-9a-f]{16})_([0-9a-f]{64})")
@@ -81,6 +83,10 @@ class Caller(msgspec.Struct, frozen=True):
                 return True
         return False
 
+    def has_portal(self, endpoint: str | None) -> bool:
+        """Return whether the token is for the portal of this endpoint. Such a scope has no wildcards."""
+        return self.scopes is not None and f"portal:{endpoint}" in self.scopes
+
 
 @lru_cache(maxsize=4096)
 def _matches(pattern: str, name: str) -> bool:
@@ -118,6 +124,10 @@ class Access:
         self._buckets: dict[str, tuple[float, float]] = {}
         self._failures: dict[str, tuple[float, float]] = {}
         self._audited: dict[str, float] = {}
+        self._noted: dict[str, float] = {}
+        """The time at which the use of a token was last written."""
+        self._unnoted: set[str] = set()
+        self._noting: asyncio.Task[None] | None = None
         self._watches: dict[asyncio.Future[Problem], Credential | None] = {}
         self._watcher: asyncio.Task[None] | None = None
         self.session_of: Callable[[Any], Awaitable[Credential | None]] | None = None
@@ -143,7 +153,9 @@ class Access:
         self._check_rate(caller.name if caller.scopes is not None else _address(scope))
         name = doc.object if doc.object in (None, IN_BODY, SOME) else scope["path_params"][doc.object]
         if not caller.may(doc.scope, name):
-            raise _denied(doc.scope, None if name in (IN_BODY, SOME) else name)
+            if not (doc.portal and caller.has_portal(name)):
+                raise _denied(doc.scope, None if name in (IN_BODY, SOME) else name)
+            scope["trunkline_portal"] = True
         if doc.audit is True and name != IN_BODY:
             await self._record(scope, caller, name or _object(scope))
 
@@ -162,8 +174,17 @@ class Access:
         """Write an audit entry for routes whose body names something other than a topic or queue."""
         await self._record(scope, scope.get("trunkline_caller", _LOCAL), name, detail)
 
-    def check(self, scope: Any, verb: str, name: str, *, hide: bool = False) -> Caller:
-        """Raise 403 unless the caller has this scope on a topic, queue or endpoint."""
+    def caller_name(self, scope: Any) -> str:
+        caller: Caller = scope.get("trunkline_caller", _LOCAL)
+        return caller.name
+
+    def allows(self, scope: Any, verb: str, name: str | None) -> bool:
+        """Return whether the caller has this scope on a topic, queue or endpoint; None: on all."""
+        caller: Caller = scope.get("trunkline_caller", _LOCAL)
+        return caller.may(verb, name)
+
+    def check(self, scope: Any, verb: str, name: str | None, *, hide: bool = False) -> Caller:
+        """Raise 403 unless the caller has this scope on a topic, queue or endpoint; None: on all."""
         caller: Caller = scope.get("trunkline_caller", _LOCAL)
         if not caller.may(verb, name):
             raise _denied(verb, _HIDDEN if hide else name)
@@ -193,7 +214,7 @@ class Access:
 
     def close(self) -> None:
         """Cancel the background tasks when the worker stops."""
-        for task in (self._watcher, self._reading):
+        for task in (self._watcher, self._reading, self._noting):
             if task is not None:
                 task.cancel()
 
@@ -246,7 +267,28 @@ class Access:
                 if credential is not None:
                     await self._report(scope, exc.error, credential)
                 raise
+        self._note_use(credential)
         return caller
+
+    def _note_use(self, credential: Credential | None) -> None:
+        """Write the time of use of a token, at most once a minute, beside the request."""
+        token = None if credential is None else credential.token_id
+        now = time.monotonic()
+        if token is None or now - self._noted.get(token, float("-inf")) < _NOTE_SECONDS:
+            return
+        self._noted[token] = now
+        if len(self._noted) > _MOST_BUCKETS:
+            self._noted = {token: now}
+        self._unnoted.add(token)
+        if self._noting is None or self._noting.done():
+            self._noting = asyncio.create_task(self._write_use(), name="trunkline token use")
+
+    async def _write_use(self) -> None:
+        with limited(Limits()), contextlib.suppress(TrunklineError):
+            while self._unnoted:
+                used, self._unnoted = self._unnoted, set()
+                async with self._mq.connection() as conn:
+                    await tokens.note_use(conn, sorted(used))
 
     def _check(self, credential: Credential | None) -> Caller:
         if credential is None:

@@ -30,17 +30,22 @@ from trunkline.server.problems import HINTS, MEDIA_TYPE, Problem, busy, from_any
 from trunkline.server.routes import (
     claims,
     dead,
+    delayed,
     endpoints,
     events,
     groups,
     inspection,
+    jobs,
     messages,
+    operations,
+    pipelines,
     queues,
     runs,
     schedules,
     search,
     subscriptions,
     system,
+    tokens,
     topics,
 )
 
@@ -78,6 +83,11 @@ def create_app(config: Config) -> ASGIApp:
             *endpoints.ROUTES,
             *inspection.ROUTES,
             *search.ROUTES,
+            *delayed.ROUTES,
+            *jobs.ROUTES,
+            *pipelines.ROUTES,
+            *operations.ROUTES,
+            *tokens.ROUTES,
         ],
     )
     app = Litestar(

@@ -76,6 +76,16 @@ class Call(Request[Any, Any, Any]):
         """
         await self.engine.access.allow(self.scope, scope or self.doc.scope, name, hide=hide, detail=detail)
 
+    @property
+    def caller(self) -> str:
+        """The name of the token, or `local` without tokens."""
+        return self.engine.access.caller_name(self.scope)
+
+    @property
+    def portal(self) -> bool:
+        """True if the token is for the portal of one endpoint: it must not see other objects or our processes."""
+        return "trunkline_portal" in self.scope
+
     async def audit(self, name: str, detail: Mapping[str, Any] | None = None) -> None:
         """Write an audit entry with a name from the body, and what the action was applied to."""
         await self.engine.access.record(self.scope, name, detail)

@@ -52,6 +52,8 @@ class Engine:
         self.patience = Patience(config.body_seconds)
         self.cursors: dict[int, str] = {}
         self.stopping = asyncio.Event()
+        self.examining = asyncio.Lock()
+        """Held by the checks of the database: they run one at a time, on a separate connection."""
         self.under_way = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publishing = 0

@@ -35,6 +35,8 @@ class Doc(msgspec.Struct, frozen=True, kw_only=True):
     """Request headers and their descriptions."""
     object: str | None = None
     """The path parameter to match against the scope's pattern: a topic, queue or endpoint."""
+    portal: bool = False
+    """Open to a token for the portal of the endpoint `object`, whatever the scope."""
     audit: bool | Literal["body"] = False
     """Record calls in the audit log; "body": the route does so itself (`Call.audit`) after reading the name."""
     reads: bool = False

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import msgspec
 
+from trunkline.cron import in_words
 from trunkline.server.parsing import check_value
 from trunkline.server.problems import Problem
 from trunkline.types import (
@@ -178,6 +179,8 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     label: str | None
     headers: dict[str, Any] | None
     paused: bool
+    words: str
+    """The cron expression in words."""
     next_at: datetime | None
     last_at: datetime | None
     last_id: UUID | None
@@ -200,6 +203,7 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
             label=row.label,
             headers=row.headers,
             paused=row.paused,
+            words=in_words(row.cron),
             next_at=row.next_at,
             last_at=row.last_at,
             last_id=row.last_id,

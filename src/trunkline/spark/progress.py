@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec.structs import replace
-
 from trunkline.db.calls import spark as calls
+from trunkline.db.calls.pipelines import merge_queries
 from trunkline.db.calls.spark import Pipeline
 from trunkline.spark.database import plain
-
-QUERY = ":query"
-"""Suffix of the name under which a pipeline's streaming query reports."""
 
 
 def report(
@@ -46,15 +42,7 @@ def report(
 
 def with_queries(url: str) -> list[Pipeline]:
     """Return all pipelines like `pipelines`, each with the rate and lag of its streaming query instead of a second row."""
-    found = {each.name: each for each in pipelines(url)}
-    queries = {name: query for name in found if (query := found.get(name + QUERY)) is not None}
-    return [
-        each
-        if (query := queries.get(each.name)) is None
-        else replace(each, rows_per_second=query.rows_per_second, lag=query.lag)
-        for each in found.values()
-        if each.name.removesuffix(QUERY) not in queries or not each.name.endswith(QUERY)
-    ]
+    return merge_queries(pipelines(url))
 
 
 def pipelines(url: str) -> list[Pipeline]:

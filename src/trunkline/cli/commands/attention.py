@@ -16,7 +16,7 @@ ATTENTION = (
 )
 
 
-@make_command("attention", example="trunkline attention\ntrunkline attention -o jsonl | jq 'select(.severity == \"loss\")'")
+@make_command("attention", example="trunkline attention\ntrunkline attention -o jsonl")
 def command(invocation: Invocation) -> None:
     """Show what needs attention, first what loses data, each with its cause and the next step. Makes no changes."""
     invocation.out.many(invocation.run(lambda mq: mq.inspect.attention()), ATTENTION)

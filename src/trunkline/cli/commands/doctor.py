@@ -22,14 +22,17 @@ _FINDINGS = (
 @click.option("--strict", is_flag=True, help="Treat warnings as failures.")
 def command(invocation: Invocation, strict: bool) -> int:
     """Check durability and performance risks. Makes no changes. Exits with 5 if a check fails."""
-    from trunkline.doctor import Finding, examine
+    from trunkline.db.calls.list_records import Finding
+    from trunkline.doctor import examine
 
-    findings = [
-        Finding("program", "ok", f"trunkline {__version__}"),
-        Finding("database", "ok", "embedded server of trunkline up" if is_embedded(invocation.url) else "separate server"),
-    ]
-    with invocation.limited(), naming(invocation.source):
-        findings += examine(invocation.url)
+    findings = [Finding("program", "ok", f"trunkline {__version__}")]
+    if invocation.service is not None:
+        findings += invocation.run_over_http(lambda http: http.system.doctor())
+    else:
+        kind = "embedded server of trunkline up" if is_embedded(invocation.url) else "separate server"
+        findings.append(Finding("database", "ok", kind))
+        with invocation.limited(), naming(invocation.source):
+            findings += examine(invocation.url)
     invocation.out.many(findings, _FINDINGS)
     bad = ("fail", "warn") if strict else ("fail",)
     return CHECK_FAILED if any(finding.level in bad for finding in findings) else 0

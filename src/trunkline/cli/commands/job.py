@@ -16,6 +16,7 @@ from trunkline.cli.framework.output import Column, plain
 if TYPE_CHECKING:
     from trunkline import Client
     from trunkline.db.calls.job_records import JobView
+    from trunkline.http_client import HttpClient
     from trunkline.jobs import App
     from trunkline.jobs.job import Call
     from trunkline.jobs.testing import Ran
@@ -68,27 +69,28 @@ _RAN = {
 @command.verb("list", example="trunkline job list mail --state dead")
 @click.argument("queue", required=False)
 @click.option(
-    "--state", type=click.Choice(["running", "waiting", "delayed", "blocked", "dead"]), help="Only jobs in this state."
+    "--state",
+    type=click.Choice(["running", "waiting", "delayed", "blocked", "dead", "done"]),
+    help="Only jobs in this state.",
 )
-@click.option(
-    "--limit", type=Count(1, 10_000), default=100, show_default=True, help="Maximum number of jobs per state and queue."
-)
-def list_(invocation: Invocation, queue: str | None, state: str | None, limit: int) -> None:
-    """List unfinished jobs of one or all queues.
+@click.option("--kind", help="Only jobs of this kind.")
+@click.option("--limit", type=Count(1, 10_000), default=100, show_default=True, help="Maximum number of jobs.")
+def list_(invocation: Invocation, queue: str | None, state: str | None, kind: str | None, limit: int) -> None:
+    """List jobs of one or all queues by state; done jobs only with --state done.
 
-    States: running, waiting (ready to start), delayed (until due), blocked (by other jobs), dead (dead letters).
+    States: running, waiting (ready to start), delayed (until due), blocked (by other jobs), dead (dead letters), done.
     Messages without a label are not jobs; show them with `trunkline queue peek`.
     """
     from trunkline.db.calls import jobs
 
     async def work(mq: Client) -> list[Any]:
         async with mq.connection() as conn:
-            return list(await jobs.list_jobs(conn, queue, state=state, limit=limit))
+            return list(await jobs.list_jobs(conn, queue, state=state, kind=kind, limit=limit))
 
-    rows = invocation.run_on_database(work)
+    rows = invocation.run_either(work, lambda http: http.jobs.list(queue, state=state, kind=kind, limit=limit))
     invocation.out.many(rows, _JOBS)
     if invocation.out.table and not rows:
-        invocation.say("No matching jobs. Finished jobs are not listed.")
+        invocation.say("No matching jobs. Done jobs are listed with --state done.")
 
 
 @command.verb("show", example="trunkline job show 019a8d2e-7c1b-7000-8000-000000000000")
@@ -105,7 +107,7 @@ def show(invocation: Invocation, id: UUID) -> None:
         async with mq.connection() as conn:
             return await jobs.get_job(conn, id)
 
-    _write(invocation, invocation.run_on_database(work))
+    _write(invocation, invocation.run_either(work, lambda http: http.jobs.get(id)))
 
 
 def _write(invocation: Invocation, job: JobView) -> None:
@@ -132,7 +134,11 @@ def retry(invocation: Invocation, ids: tuple[UUID, ...]) -> None:
         mq.wake()
         return done
 
-    invocation.out.many(invocation.run_on_database(work), (Column("id", "id", whole=True), Column("queue", "queue")))
+    async def over_http(http: HttpClient) -> list[dict[str, Any]]:
+        return [{"id": id, "queue": await http.jobs.retry(id)} for id in ids]
+
+    rows = invocation.run_either(work, over_http)
+    invocation.out.many(rows, (Column("id", "id", whole=True), Column("queue", "queue")))
 
 
 @command.verb("cancel", example="trunkline job cancel 019a8d2e-7c1b-7000-8000-000000000000 --reason 'not wanted'")
@@ -150,9 +156,31 @@ def cancel(invocation: Invocation, id: UUID, reason: str | None) -> None:
         async with mq.connection() as conn:
             return {"id": id, "answer": await jobs.cancel_job(conn, id, reason)}
 
-    done = invocation.run_on_database(work)
+    async def over_http(http: HttpClient) -> dict[str, Any]:
+        return {"id": id, "answer": await http.jobs.cancel(id, reason=reason)}
+
+    done = invocation.run_either(work, over_http)
     invocation.out.one(done)
     invocation.say(_CANCELLED.get(done["answer"], "Nothing to cancel: the job has ended."))
+
+
+@command.verb("uncancel", example="trunkline job uncancel 019a8d2e-7c1b-7000-8000-000000000000")
+@click.argument("id", type=click.UUID)
+def uncancel(invocation: Invocation, id: UUID) -> None:
+    """Withdraw the cancel request of a job.
+
+    Prints withdrawn, or the job's state if it has no request. A worker that has already read the request stops the job.
+    """
+    from trunkline.db.calls import jobs
+
+    async def work(mq: Client) -> dict[str, Any]:
+        async with mq.connection() as conn:
+            return {"id": id, "answer": await jobs.uncancel_job(conn, id)}
+
+    async def over_http(http: HttpClient) -> dict[str, Any]:
+        return {"id": id, "answer": await http.jobs.uncancel(id)}
+
+    invocation.out.one(invocation.run_either(work, over_http))
 
 
 @command.verb("run", example="trunkline job run shop:app send_receipt --args '{\"order_id\": 42}'")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invoc
 from trunkline.cli.framework.output import Column, progress, shorten
 from trunkline.cli.framework.positions import Position
 from trunkline.errors import InvalidArgument, NotFound, NotInstalled
+
+if TYPE_CHECKING:
+    from trunkline import Client
 
 command = CommandGroup("pipeline", help="Run and list Spark pipelines.")
 
@@ -85,20 +88,28 @@ def list_(invocation: Invocation, state: str | None) -> None:
 
     A query without a name is listed by its id; set `queryName` to name it.
     """
-    with needs_spark():
-        from trunkline.spark.progress import with_queries
+    from trunkline.db.calls.pipelines import merge_queries
 
-        invocation.out.many([each for each in with_queries(invocation.url) if state in (None, each.state)], _PIPELINES)
+    rows = _all(invocation)
+    invocation.out.many([each for each in merge_queries(rows) if state in (None, each.state)], _PIPELINES)
+
+
+def _all(invocation: Invocation, name: str | None = None) -> list[Any]:
+    """Return all pipelines, or the one of this name. Needs no Spark."""
+    from trunkline.db.calls import pipelines
+
+    async def work(mq: Client) -> list[Any]:
+        async with mq.connection() as conn:
+            return [row for row in await pipelines.list_pipelines(conn) if name in (None, row.name)]
+
+    return invocation.run_either(work, lambda http: http.pipelines.list(name=name))
 
 
 @command.verb("show", example="trunkline pipeline show archive:orders")
 @click.argument("name")
 def show(invocation: Invocation, name: str) -> None:
     """Show a pipeline with everything it reported."""
-    with needs_spark():
-        from trunkline.spark.progress import pipelines
-
-        found = [each for each in pipelines(invocation.url) if each.name == name]
+    found = _all(invocation, name)
     if not found:
         raise NotFound(f"pipeline {name!r} has not run", hint="List pipelines with `trunkline pipeline list`.")
     invocation.out.one(found[0])

@@ -31,8 +31,9 @@ from trunkline.cli.framework.output import (
 )
 from trunkline.db.calls import jobs, push
 from trunkline.db.calls.job_records import WorkerRow
+from trunkline.db.calls.list_records import Finding
 from trunkline.db.pool import Connection
-from trunkline.doctor import Finding, examine
+from trunkline.doctor import examine
 from trunkline.types import Attention, QueueStats, Stats
 
 if TYPE_CHECKING:

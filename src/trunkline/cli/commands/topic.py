@@ -210,7 +210,7 @@ def read(
 @command.verb(
     "search",
     example="trunkline topic search orders --key customer-7 --start 1d\n"
-    "trunkline topic search orders --body '$.total ? (@ > 100)' --limit 10",
+    "trunkline topic search orders --text refund --limit 10",
 )
 @click.argument("name")
 @search_options

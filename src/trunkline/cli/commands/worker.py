@@ -32,6 +32,7 @@ WORKERS = (
     Column("worker", "worker", whole=True),
     Column("seen", "seen_at", whole=True),
     Column("queues", lambda row: ", ".join(f"{name}:{count}" for name, count in row.info.get("queues", {}).items())),
+    Column("version", lambda row: row.info.get("version", "")),
     Column("kinds", lambda row: ", ".join(row.info.get("kinds", []))),
     Column("running", lambda row: row.info.get("running"), right=True),
     Column("done", lambda row: row.info.get("done"), right=True),
@@ -148,7 +149,33 @@ def list_(invocation: Invocation, within: timedelta) -> None:
         async with mq.connection() as conn:
             return list(await jobs.list_workers(conn, within))
 
-    rows = invocation.run_on_database(work)
+    rows = invocation.run_either(work, lambda http: http.jobs.workers(within=within))
     invocation.out.many(rows, WORKERS)
     if invocation.out.table and not rows:
         invocation.say("No workers running. Start one with `trunkline worker run module:app`.")
+
+
+_LIMITS = (
+    Column("limit", "name", whole=True),
+    Column("running", "running", right=True),
+    Column("most", lambda row: row.max_running, right=True),
+    Column("rate", lambda row: row.rate, right=True),
+    Column("tokens", lambda row: None if row.tokens is None else round(row.tokens, 1), right=True),
+    Column("held by", lambda row: ", ".join(f"{each.worker}:{each.running}" for each in row.holders if each.running)),
+    Column("waiting", lambda row: ", ".join(each.worker for each in row.holders if each.waits)),
+)
+
+
+@command.verb("limits", example="trunkline worker limits")
+def limits(invocation: Invocation) -> None:
+    """List limits across all workers: the workers that have a share, and those that wait for more."""
+    from trunkline.db.calls import jobs
+
+    async def work(mq: Client) -> list[Any]:
+        async with mq.connection() as conn:
+            return list(await jobs.list_limits(conn))
+
+    rows = invocation.run_either(work, lambda http: http.jobs.limits())
+    invocation.out.many(rows, _LIMITS)
+    if invocation.out.table and not rows:
+        invocation.say("No limits. A job declares one with @app.job(limits=[...]).")

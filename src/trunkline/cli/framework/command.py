@@ -19,6 +19,7 @@ from trunkline.settings import Settings, parse_duration
 
 if TYPE_CHECKING:
     from trunkline import Client
+    from trunkline.http_client import HttpClient
     from trunkline.messaging import Messaging
 
 T = TypeVar("T")
@@ -228,6 +229,17 @@ class Invocation:
             return self.run_alone(functools.partial(_with_http_client, self.service, self._settings.token, work))
         return self.run_alone(functools.partial(_with_client, self.url, self.source, work, untouched))
 
+    def run_either(
+        self, on_database: Callable[[Client], Awaitable[T]], over_http: Callable[[HttpClient], Awaitable[T]]
+    ) -> T:
+        """Run one of two functions with an open client, for what the two clients offer in different ways."""
+        return self.run_on_database(on_database) if self.service is None else self.run_over_http(over_http)
+
+    def run_over_http(self, work: Callable[[HttpClient], Awaitable[T]]) -> T:
+        """Run `work` with an open client of the HTTP service, within --timeout."""
+        assert self.service is not None  # noqa: S101
+        return self.run_alone(functools.partial(_with_http_client, self.service, self._settings.token, work))
+
     def run_on_database(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """Run `work` with an open client of the database, within --timeout. It does what the HTTP service cannot."""
         if self.service is not None:
@@ -301,7 +313,7 @@ async def sequence(mq: Messaging) -> None:
                 await calls.sequence_before_reading(conn)
 
 
-async def _with_http_client(url: str, token: str | None, work: Callable[[Messaging], Awaitable[T]]) -> T:
+async def _with_http_client(url: str, token: str | None, work: Callable[[HttpClient], Awaitable[T]]) -> T:
     try:
         from trunkline.http_client import HttpClient
     except ModuleNotFoundError as exc:

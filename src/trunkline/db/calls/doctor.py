@@ -165,9 +165,10 @@ def superuser_owners(conn: Connection) -> list[str]:
 
 
 def recent_alerts(conn: Connection) -> list[Row]:
-    """Return kind, number and last time of the alerts of the last day."""
+    """Return kind, number and last time of the open alerts of the last day."""
     return conn.execute(
         "select kind, count(*), max(at) from trunkline.alerts where at > trunkline.clock() - interval '1 day'"
+        " and done_at is null"
         " group by 1 order by 3 desc limit 5"
     ).fetchall()
 

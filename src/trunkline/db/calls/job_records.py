@@ -30,7 +30,7 @@ class JobResult(msgspec.Struct, frozen=True):
 
 
 class JobRow(msgspec.Struct, frozen=True):
-    """A job that is not done: running, waiting, delayed, blocked or dead."""
+    """A job of a list: running, waiting, delayed, blocked, dead or done. `position`: where the next page begins."""
 
     id: UUID
     queue: str
@@ -41,6 +41,8 @@ class JobRow(msgspec.Struct, frozen=True):
     worker: str | None
     error: str | None
     created_at: datetime | None
+    ended_at: datetime | None
+    position: str
 
 
 class JobView(msgspec.Struct, frozen=True):
@@ -67,9 +69,32 @@ class JobView(msgspec.Struct, frozen=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """A worker, as it registered itself."""
+    """A worker, as it registered itself. `schemas`: the JSON schema of the arguments of each kind."""
 
     worker: str
     started_at: datetime
     seen_at: datetime
     info: dict[str, Any]
+    schemas: dict[str, Any] | None
+
+
+class LimitHolder(msgspec.Struct, frozen=True):
+    """A worker with a share of a limit. `waits`: it wanted more when the share was written."""
+
+    worker: str
+    running: int
+    waits: bool
+    until: datetime
+
+
+class LimitRow(msgspec.Struct, frozen=True):
+    """A limit over all processes. `tokens`: tokens that can be taken now; `waiting`: workers that want more."""
+
+    name: str
+    max_running: int | None
+    rate: float | None
+    burst: float | None
+    tokens: float | None
+    running: int
+    waiting: int
+    holders: list[LimitHolder]

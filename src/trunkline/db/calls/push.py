@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from trunkline.codec import decoder, error_text, headers_json
+from trunkline.db.calls.list_records import EndpointEvent
 from trunkline.db.calls.statements import message_fields
 from trunkline.db.pool import Connection
 from trunkline.db.query import fetch_records, fetch_rows, fetch_value
@@ -100,14 +101,34 @@ async def test_endpoint(conn: Connection, name: str) -> UUID:
 
 
 async def list_attempts(
-    conn: Connection, endpoint: str | None, *, id: UUID | None, since: timedelta, limit: int
+    conn: Connection,
+    endpoint: str | None,
+    *,
+    id: UUID | None,
+    since: timedelta,
+    limit: int,
+    outcome: str | None = None,
+    status: int | None = None,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    after: tuple[datetime, UUID] | None = None,
 ) -> list[Attempt]:
+    """Return attempts, newest first. `after`: the start and id of the last row of the former page."""
+    before, before_id = after or (None, None)
     return await fetch_records(
         conn,
         Attempt,
-        "select * from trunkline.list_attempts(%b::text, %b::uuid, %b, %b::int)",
-        (endpoint, id, since, limit),
+        "select * from trunkline.list_attempts(%b::text, %b::uuid, %b, %b::int, %b::text, %b::int, %b::timestamptz,"
+        " %b::timestamptz, %b::timestamptz, %b::uuid)",
+        (endpoint, id, since, limit, outcome, status, start, end, before, before_id),
     )
+
+
+async def list_endpoint_events(
+    conn: Connection, endpoint: str, *, before: int | None = None, limit: int = 100
+) -> list[EndpointEvent]:
+    query = "select * from trunkline.list_endpoint_events(%b, %b::bigint, %b::int)"
+    return await fetch_records(conn, EndpointEvent, query, (endpoint, before, limit))
 
 
 class EndpointStats(msgspec.Struct, frozen=True):

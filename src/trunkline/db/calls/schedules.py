@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from trunkline.db.calls.list_records import Fire
 from trunkline.db.calls.statements import named_arguments
 from trunkline.db.pool import Connection
 from trunkline.db.query import fetch_records, fetch_rows, fetch_value
@@ -35,6 +36,11 @@ async def create_schedule(conn: Connection, name: str, cron: str, *, ensure: boo
 
 async def list_schedules(conn: Connection) -> list[Schedule]:
     return await fetch_records(conn, Schedule, "select * from trunkline.list_schedules()")
+
+
+async def list_fires(conn: Connection, name: str, *, before: int | None = None, limit: int = 100) -> list[Fire]:
+    query = "select * from trunkline.list_fires(%b, %b::bigint, %b::int)"
+    return await fetch_records(conn, Fire, query, (name, before, limit))
 
 
 async def pause_schedule(conn: Connection, name: str, *, paused: bool) -> None:

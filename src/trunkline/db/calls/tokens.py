@@ -30,6 +30,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    last_used_at: datetime | None = None
+    made_by: str | None = None
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,15 +56,23 @@ def _new_secret() -> str:
 
 
 async def create_token(
-    conn: Connection, name: str, scopes: Sequence[str], *, expires_at: datetime | None = None
+    conn: Connection,
+    name: str,
+    scopes: Sequence[str],
+    *,
+    expires_at: datetime | None = None,
+    made_by: str | None = None,
 ) -> tuple[str, Token]:
-    """Create a token. Return its secret form, which is shown only once, and the stored record."""
+    """Create a token. Return its secret form, which is shown only once, and the stored record.
+
+    `made_by` is the token that creates it; None: the role of the session.
+    """
     id, secret = secrets.token_hex(8), _new_secret()
     rows = await fetch_records(
         conn,
         Token,
-        "select * from trunkline._create_token(%b, %b, %b, %b::text[], %b::timestamptz)",
-        (id, name, digest(secret), list(scopes), expires_at),
+        "select * from trunkline._create_token(%b, %b, %b, %b::text[], %b::timestamptz, %b::text)",
+        (id, name, digest(secret), list(scopes), expires_at, made_by),
     )
     return f"{PREFIX}_{id}_{secret}", rows[0]
 
@@ -110,6 +120,32 @@ async def record_audit(
 
 async def list_audit(conn: Connection, *, after: int = 0, limit: int = 100) -> list[AuditEntry]:
     return await fetch_records(conn, AuditEntry, "select * from trunkline._list_audit(%b::bigint, %b::int)", (after, limit))
+
+
+async def note_use(conn: Connection, token_ids: Sequence[str]) -> None:
+    """Record that tokens were used, at most once a minute for each."""
+    await fetch_value(conn, "select trunkline._note_token_use(%b::text[])", (list(token_ids),))
+
+
+async def find_audit(
+    conn: Connection,
+    *,
+    actor: str | None = None,
+    action: str | None = None,
+    object: str | None = None,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    before: int | None = None,
+    limit: int = 100,
+) -> list[AuditEntry]:
+    """Return audit entries, newest first. `action` is a part of the action; `before` the last number of a page."""
+    return await fetch_records(
+        conn,
+        AuditEntry,
+        "select * from trunkline._find_audit(%b::text, %b::text, %b::text, %b::timestamptz, %b::timestamptz, %b::bigint,"
+        " %b::int)",
+        (actor, action, object, start, end, before, limit),
+    )
 
 
 async def verify_audit(conn: Connection) -> int | None:

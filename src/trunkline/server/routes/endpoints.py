@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+import re
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
+from msgspec.structs import replace
 
+from trunkline.db.calls import push
+from trunkline.db.calls.list_records import EndpointEvent
 from trunkline.server.call import Answer, Call, answer, nothing
 from trunkline.server.fields import name_fault, refuse
-from trunkline.server.params import LIMIT, OFFSET, Param
+from trunkline.server.params import LIMIT, OFFSET, Param, moment
 from trunkline.server.problems import invalid
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Page, page
@@ -128,12 +132,13 @@ async def list_endpoints(request: Call) -> Answer:
 @route(
     "GET",
     "/endpoints/{endpoint:str}",
-    Doc(tag=TAG, scope="read", object="endpoint", answers={200: EndpointView}, problems=(404,)),
+    Doc(tag=TAG, scope="read", object="endpoint", answers={200: EndpointView}, problems=(404,), portal=True),
 )
 async def get_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     """Get one endpoint."""
     request.query()
-    return answer(EndpointView.of(await request.mq.endpoints.get(endpoint)))
+    view = EndpointView.of(await request.mq.endpoints.get(endpoint))
+    return answer(replace(view, queues=[], needs_allow=None) if request.portal else view)
 
 
 @route(
@@ -173,7 +178,7 @@ async def delete_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     return nothing()
 
 
-@route("PUT", "/endpoints/{endpoint:str}/pause", Doc(**_CHANGE, object="endpoint"))
+@route("PUT", "/endpoints/{endpoint:str}/pause", Doc(**_CHANGE, object="endpoint", portal=True))
 async def pause_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     """Pause the endpoint until `resume`."""
     request.query()
@@ -181,7 +186,7 @@ async def pause_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     return nothing()
 
 
-@route("PUT", "/endpoints/{endpoint:str}/resume", Doc(**_CHANGE, object="endpoint"))
+@route("PUT", "/endpoints/{endpoint:str}/resume", Doc(**_CHANGE, object="endpoint", portal=True))
 async def resume_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     """Resume sending after a pause, a 410 response or an open circuit breaker."""
     request.query()
@@ -220,7 +225,7 @@ class Rotated(msgspec.Struct, frozen=True):
 @route(
     "POST",
     "/endpoints/{endpoint:str}/rotate",
-    Doc(tag=TAG, scope="admin", object="endpoint", answers={200: Rotated}, problems=(404,), audit=True),
+    Doc(tag=TAG, scope="admin", object="endpoint", answers={200: Rotated}, problems=(404,), audit=True, portal=True),
 )
 async def rotate_secret(request: Call, endpoint: FromPath[str]) -> Answer:
     """Create a new secret. The previous one also signs until the next rotation."""
@@ -228,8 +233,10 @@ async def rotate_secret(request: Call, endpoint: FromPath[str]) -> Answer:
     return answer(Rotated(await request.mq.endpoints.rotate(endpoint)))
 
 
-class Attempts(msgspec.Struct, frozen=True):
+class Attempts(msgspec.Struct, frozen=True, omit_defaults=True):
     data: list[Attempt]
+    next: str | None = None
+    """Pass as `after` to get the next page; omitted on the last."""
 
 
 @route(
@@ -243,13 +250,17 @@ class Attempts(msgspec.Struct, frozen=True):
         answers={200: Attempts},
         problems=(404,),
         audit=True,
+        portal=True,
     ),
 )
 async def test_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     """Send a test request through a dispatcher and return its outcome, or none if it did not finish in time."""
     wait = request.query()["wait"] or 0
     found = await request.mq.endpoints.test(endpoint, timeout=timedelta(seconds=wait))
-    return answer(Attempts([] if found is None else [found]))
+    return answer(Attempts(_shown(request, [] if found is None else [found])))
+
+
+_STATUS = re.compile(r"[1-5]xx|none|[1-5][0-9][0-9]")
 
 
 @route(
@@ -260,26 +271,104 @@ async def test_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
         scope="read",
         params=(
             Param(name="message_id", words="Only attempts of this message."),
+            Param(
+                name="outcome",
+                choices=("acked", "nacked", "buried", "released", "tested"),
+                words="Only attempts with this outcome.",
+            ),
+            Param(name="status", words="Only responses with this status, such as 503 or 5xx; `none`: without a response."),
             Param(name="since", kind=float, default=86400, low=1, high=2_592_000, words="Age limit in seconds."),
+            Param(name="start", kind=datetime, words="Only attempts after this time, instead of `since`."),
+            Param(name="end", kind=datetime, words="Only attempts before this time."),
+            Param(name="after", words="`next` of the previous page."),
             Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of attempts."),
         ),
         object="endpoint",
         answers={200: Attempts},
         problems=(404,),
+        portal=True,
     ),
 )
 async def list_attempts(request: Call, endpoint: FromPath[str]) -> Answer:
     """List requests, newest first, with status, time, outcome and the start of the response."""
     query = request.query()
-    id = query["message_id"]
+    async with request.mq.connection() as conn:
+        rows = await push.list_attempts(
+            conn,
+            endpoint,
+            id=_id(query["message_id"]),
+            since=timedelta(seconds=query["since"]),
+            limit=query["limit"],
+            outcome=query["outcome"],
+            status=_status(query["status"]),
+            start=query["start"],
+            end=query["end"],
+            after=_place(query["after"]),
+        )
+    last = rows[-1] if len(rows) == query["limit"] else None
+    following = None if last is None else f"{last.started_at.astimezone(UTC).isoformat()}/{last.id}"
+    return answer(Attempts(_shown(request, rows), following))
+
+
+def _shown(request: Call, rows: list[Attempt]) -> list[Attempt]:
+    """Hide from the receiver what it does not know: our queues and processes."""
+    return [replace(row, queue=None, dispatcher="") for row in rows] if request.portal else rows
+
+
+def _id(text: str | None) -> UUID | None:
     try:
-        message = None if id is None else UUID(id)
+        return None if text is None else UUID(text)
     except ValueError:
         raise invalid("message_id: must be a UUID.") from None
-    rows = await request.mq.endpoints.attempts(
-        endpoint, id=message, since=timedelta(seconds=query["since"]), limit=query["limit"]
-    )
-    return answer(Attempts(rows))
+
+
+def _status(text: str | None) -> int | None:
+    """Return a status, the first digit of a class, or 0 for no response."""
+    if text is None:
+        return None
+    if not _STATUS.fullmatch(text):
+        raise invalid("status: must be a status such as 503, a class such as 5xx, or none.")
+    return 0 if text == "none" else int(text.removesuffix("xx"))
+
+
+def _place(text: str | None) -> tuple[datetime, UUID] | None:
+    if text is None:
+        return None
+    at, _, id = text.partition("/")
+    try:
+        return moment(at), UUID(id)
+    except ValueError:
+        raise invalid("after: must be `next` of a page.") from None
+
+
+class EndpointEvents(msgspec.Struct, frozen=True, omit_defaults=True):
+    data: list[EndpointEvent]
+    next: int | None = None
+    """Pass as `after` to get the next page; omitted on the last."""
+
+
+@route(
+    "GET",
+    "/endpoints/{endpoint:str}/events",
+    Doc(
+        tag=TAG,
+        scope="read",
+        params=(
+            Param(name="after", kind=int, low=0, words="`next` of the previous page."),
+            Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of events."),
+        ),
+        object="endpoint",
+        answers={200: EndpointEvents},
+        problems=(404,),
+        portal=True,
+    ),
+)
+async def list_events(request: Call, endpoint: FromPath[str]) -> Answer:
+    """List changes of the endpoint's state and circuit breaker, newest first."""
+    query = request.query()
+    async with request.mq.connection() as conn:
+        rows = await push.list_endpoint_events(conn, endpoint, before=query["after"], limit=query["limit"])
+    return answer(EndpointEvents(rows, rows[-1].event_no if len(rows) == query["limit"] else None))
 
 
 class Replay(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -332,5 +421,6 @@ ROUTES = [
     rotate_secret,
     test_endpoint,
     list_attempts,
+    list_events,
     replay,
 ]

@@ -134,9 +134,9 @@ class QueueStatsView(msgspec.Struct, frozen=True):
         reads=True,
     ),
 )
-async def queue_stats(request: Call) -> Answer:
+async def stats_of_queues(request: Call) -> Answer:
     """Get statistics of several queues. Names without a queue have no row."""
     return answer(QueueStatsView(await request.mq.queues.stats(names=request.query()["name"] or None)))
 
 
-ROUTES = [series, attention, deadlines, topic_map, members, queue_stats]
+ROUTES = [series, attention, deadlines, topic_map, members, stats_of_queues]

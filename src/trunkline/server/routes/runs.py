@@ -85,7 +85,7 @@ async def preview_run(request: Call) -> Answer:
     "/runs",
     Doc(
         tag=TAG,
-        scope="admin",
+        scope="operate",
         body=NewRun,
         answers={201: Run},
         problems=(400, 404, 408, 409, 413),
@@ -94,9 +94,11 @@ async def preview_run(request: Call) -> Answer:
     ),
 )
 async def start_run(request: Call) -> Answer:
-    """Start a run. The database executes it in steps of at most 1,000 messages."""
+    """Start a run. The database executes it in steps of at most 1,000 messages. A purge needs the scope `admin`."""
     request.query()
     body = await request.read(NewRun)
+    if body.kind.startswith("purge"):
+        request.engine.access.check(request.scope, "admin", _queue(body.selector))
     await _allow(request, body)
     caller = _caller(request)
     by = None if caller is None else caller.name
@@ -144,7 +146,7 @@ async def get_run(request: Call, run: FromPath[int]) -> Answer:
 
 _CHANGE: dict[str, Any] = {
     "tag": TAG,
-    "scope": "admin",
+    "scope": "operate",
     "answers": {204: None},
     "problems": (400, 404, 408, 409, 413),
     "object": IN_BODY,

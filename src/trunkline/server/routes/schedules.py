@@ -10,6 +10,8 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from trunkline.db.calls import schedules as fires
+from trunkline.db.calls.list_records import Fire
 from trunkline.errors import ScheduleNotFound
 from trunkline.server.call import Answer, Call, answer, nothing
 from trunkline.server.fields import name_fault, refuse
@@ -139,6 +141,34 @@ async def run_schedule(request: Call, schedule: FromPath[str]) -> Answer:
     return answer(Fired(await request.mq.schedules.run(schedule)))
 
 
+class Fires(msgspec.Struct, frozen=True, omit_defaults=True):
+    data: list[Fire]
+    next: int | None = None
+    """Pass as `after` to get the next page; omitted on the last."""
+
+
+@route(
+    "GET",
+    "/schedules/{schedule:str}/fires",
+    Doc(
+        tag=TAG,
+        scope="read",
+        params=(
+            Param(name="after", kind=int, low=0, words="`next` of the previous page."),
+            Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of rows."),
+        ),
+        answers={200: Fires},
+        problems=(404,),
+    ),
+)
+async def list_fires(request: Call, schedule: FromPath[str]) -> Answer:
+    """List what happened at the schedule's times, newest first: on time, late, caught up, skipped, manual or failed."""
+    query = request.query()
+    async with request.mq.connection() as conn:
+        rows = await fires.list_fires(conn, schedule, before=query["after"], limit=query["limit"])
+    return answer(Fires(rows, rows[-1].fire_no if len(rows) == query["limit"] else None))
+
+
 class Runs(msgspec.Struct, frozen=True):
     data: list[datetime]
 
@@ -177,5 +207,6 @@ ROUTES = [
     pause_schedule,
     resume_schedule,
     run_schedule,
+    list_fires,
     next_runs,
 ]

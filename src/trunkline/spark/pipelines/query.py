@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 
+from trunkline.db.calls.pipelines import QUERY
 from trunkline.db.calls.spark import advance_group
 from trunkline.db.sync import calls
 from trunkline.errors import InvalidArgument
 from trunkline.spark.errors import cause
 from trunkline.spark.pipelines import frames, transforms
 from trunkline.spark.pipelines.frames import Target
-from trunkline.spark.progress import QUERY
 from trunkline.spark.run import Progress, Run, clear_errors, running
 from trunkline.spark.source.log_reader import heads
 

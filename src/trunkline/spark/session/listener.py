@@ -22,6 +22,8 @@ from trunkline.spark.progress import report
 from trunkline.spark.source import offsets
 
 _REPORT_SECONDS = 1.0
+_MOST_TEXT = 500
+_MOST_SOURCES = 10
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +53,7 @@ class ProgressListener(StreamingQueryListener):
             "rows": self._rows[run],
             "rows_per_second": _finite(progress.processedRowsPerSecond),
             "lag": lag_of(progress.sources),
+            "detail": _detail(progress),
         }
         if time.monotonic() - self._reported_at.get(run, 0.0) >= _REPORT_SECONDS:
             self._reported_at[run] = time.monotonic()
@@ -71,6 +74,22 @@ class ProgressListener(StreamingQueryListener):
             report(self._url.reveal(), self._names.get(run, run), "stream", **values)
         except TrunklineError as exc:
             _log.warning("could not report query progress query=%s error=%s", self._names.get(run, run), exc)
+
+
+def _detail(progress: Any) -> dict[str, Any]:
+    """Return the parts of a batch for operators. Offsets and descriptions are cut: a source may have many partitions."""
+    return {
+        "durations": dict(progress.durationMs),
+        "sources": [
+            {
+                "description": str(source.description)[:_MOST_TEXT],
+                "rows": source.numInputRows,
+                "end": None if source.endOffset is None else str(source.endOffset)[:_MOST_TEXT],
+            }
+            for source in progress.sources[:_MOST_SOURCES]
+        ],
+        "sink": {"description": str(progress.sink.description)[:_MOST_TEXT], "rows": progress.sink.numOutputRows},
+    }
 
 
 def lag_of(sources: list[Any]) -> int | None:

@@ -100,7 +100,13 @@ $$;
 
 create or replace view trunkline.archive as select * from trunkline.list_archive(null, '30 days', 1000000);
 
--- Removes history that is older than the longest `history` setting of all queues.
+-- Removes history that is older than the longest `history` setting of all queues, and old fires of schedules,
+-- events of endpoints and progress of pipelines.
 create or replace function trunkline._upkeep_history() returns int
 language sql
-as $$ select trunkline._turn_window('history', coalesce(max(history), '0')) from trunkline.queues $$;
+as $$
+    select trunkline._turn_window('history', coalesce(max(history), '0')) + trunkline._turn_window('schedule_fires', trunkline._setting('fires_kept')::interval)
+           + trunkline._turn_window('endpoint_events', trunkline._setting('events_kept')::interval)
+           + trunkline._turn_window('pipeline_progress', trunkline._setting('progress_kept')::interval)
+    from trunkline.queues
+$$;

@@ -503,9 +503,10 @@ begin
         select v_max - coalesce(sum(held), 0) into v_free from trunkline.job_slots where limit_name = r.name and worker <> p_worker and until > v_now;
         v_grant := greatest(0, least(r.want, v_free));
         select * into s from trunkline.job_slots where limit_name = r.name and worker = p_worker;
-        if s.held is distinct from v_grant or s.until < v_now + p_for * 0.6 then
-            insert into trunkline.job_slots (limit_name, worker, held, until) values (r.name, p_worker, v_grant, v_now + p_for)
-            on conflict (limit_name, worker) do update set held = excluded.held, until = excluded.until;
+        -- Whether the worker waits for more is written when it changes, not each number that it wants.
+        if s.held is distinct from v_grant or s.until < v_now + p_for * 0.6 or (s.wanted > s.held) is distinct from (r.want > v_grant) then
+            insert into trunkline.job_slots (limit_name, worker, held, wanted, until) values (r.name, p_worker, v_grant, r.want, v_now + p_for)
+            on conflict (limit_name, worker) do update set held = excluded.held, wanted = excluded.wanted, until = excluded.until;
         end if;
         v_grants[r.ord] := v_grant;
     end loop;
@@ -545,9 +546,10 @@ $$;
 
 -- Workers
 
--- Registers a running worker with its description, or updates it. Workers call it every few seconds. Turns
+-- Registers a running worker with its description, or updates it. Workers call it every few seconds.
+-- p_schemas: the JSON schema of the arguments of each kind; null keeps the former value. Turns
 -- synchronous_commit off for the transaction.
-create or replace function trunkline.register_worker(p_worker text, p_info jsonb) returns void
+create or replace function trunkline.register_worker(p_worker text, p_info jsonb, p_schemas jsonb default null) returns void
 language plpgsql
 as $$
 begin
@@ -556,8 +558,9 @@ begin
                                 'Use a shorter name.');
     end if;
     perform set_config('synchronous_commit', 'off', true);
-    insert into trunkline.job_workers (worker, started_at, seen_at, info) values (p_worker, trunkline.clock(), trunkline.clock(), coalesce(p_info, '{}'))
-    on conflict (worker) do update set seen_at = excluded.seen_at, info = excluded.info;
+    insert into trunkline.job_workers as w (worker, started_at, seen_at, info, schemas)
+    values (p_worker, trunkline.clock(), trunkline.clock(), coalesce(p_info, '{}'), p_schemas)
+    on conflict (worker) do update set seen_at = excluded.seen_at, info = excluded.info, schemas = coalesce(excluded.schemas, w.schemas);
 end
 $$;
 
@@ -569,11 +572,14 @@ as $$
     delete from trunkline.job_workers where worker = p_worker
 $$;
 
--- Returns the workers that reported in the last p_within, the one that started last first.
-create or replace function trunkline.list_workers(p_within interval default '1 minute') returns table (worker text, started_at timestamptz, seen_at timestamptz, info jsonb)
+-- Returns the workers that reported in the last p_within, the one that started last first. schemas: the JSON
+-- schema of the arguments of each kind.
+create or replace function trunkline.list_workers(p_within interval default '1 minute')
+returns table (worker text, started_at timestamptz, seen_at timestamptz, info jsonb, schemas jsonb)
 language sql stable
 as $$
-    select w.worker, w.started_at, w.seen_at, w.info from trunkline.job_workers w where w.seen_at > trunkline.clock() - p_within order by w.started_at desc
+    select w.worker, w.started_at, w.seen_at, w.info, w.schemas
+    from trunkline.job_workers w where w.seen_at > trunkline.clock() - p_within order by w.started_at desc
 $$;
 
 -- Inspecting. A job is a message with a label; messages without a label are not jobs. Its state is one of:
@@ -581,85 +587,6 @@ $$;
 --   dead (a dead letter), done, cancelled (while it was blocked),
 --   failed (its dead letter was removed, or its queue refused it when its parents were done),
 --   gone (settled, expired or purged, longer ago than the delivery history reaches).
-
--- Returns the jobs of a queue, or of all queues (null), that are running, waiting, delayed, blocked or dead.
--- p_limit (1 to 10,000) applies to each queue and state, so there may be more rows in all.
---
--- Of the messages that were not delivered yet, it lists only direct messages of the queue. It reads the next
--- 1,000 of each partition, or p_limit if that is larger. Messages of subscribed topics are listed from their
--- first delivery on.
-create or replace function trunkline.list_jobs(p_queue text default null, p_state text default null, p_limit int default 100)
-returns table (id uuid, queue text, kind text, state text, attempt int, due_at timestamptz, worker text, error text, created_at timestamptz)
-language plpgsql
-as $$
-declare
-    q       trunkline.queues;
-    v_now   timestamptz := trunkline.clock();
-begin
-    perform trunkline._check_range('limit', p_limit, 1, 10000);
-    if p_state not in ('running', 'waiting', 'delayed', 'blocked', 'dead') then
-        perform trunkline._fail('TL001', format('state must be "running", "waiting", "delayed", "blocked" or "dead", got %s', trunkline._quoted(p_state, 50)),
-                                'Use one of these states, or null for all.');
-    elsif p_queue is not null then
-        perform trunkline._queue(p_queue);
-    end if;
-    begin
-        perform trunkline._begin_read();
-        for q in select * from trunkline.queues x where p_queue is null or x.name = p_queue order by x.name loop
-            if p_state is null or p_state = 'running' then
-                return query
-                select m.id, q.name, m.label, 'running', d.attempt, null::timestamptz, d.consumer, null::text, m.created_at
-                from (select * from trunkline._live_deliveries(q.queue_id) l where l.kind is null order by l.claimed_at limit p_limit) d
-                join trunkline.cursors c on c.cursor_id = d.source_id
-                cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, d.first_offset, least(d.last_offset, d.first_offset + p_limit - 1)) m
-                where m.label is not null
-                limit p_limit;
-            end if;
-            if p_state is null or p_state in ('waiting', 'delayed') then
-                return query
-                select m.id, q.name, m.label, case when p.due_at > v_now then 'delayed' else 'waiting' end, p.attempt, p.due_at, null::text, p.error || '', m.created_at
-                from (select * from trunkline._returned(q.queue_id) x where p_state is null or (x.due_at > v_now) = (p_state = 'delayed') order by x.due_at) p
-                join trunkline.cursors c on c.cursor_id = p.source_id
-                cross join lateral trunkline._read_left(c, p.log_offset) m where m.label is not null
-                limit p_limit;
-            end if;
-            if p_state is null or p_state in ('waiting', 'delayed') then
-                return query
-                select m.id, q.name, m.label, x.state, 0, case x.state when 'delayed' then m.entered_at + q.delivery_delay end, null::text, null::text, m.created_at
-                from trunkline.cursors c
-                cross join lateral (select trunkline._next_offset(c) as position) s
-                cross join lateral (select trunkline._head(c.log) as head offset 0) h
-                cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position,
-                                                   least(h.head, s.position + greatest(p_limit, 1000) - 1)) m
-                cross join lateral (select case when m.entered_at + q.delivery_delay > v_now then 'delayed' else 'waiting' end as state) x
-                where c.queue_id = q.queue_id and c.kind = 'log' and c.topic_id = q.inbox_id and m.label is not null and (p_state is null or x.state = p_state)
-                limit p_limit;
-            end if;
-            if p_state is null or p_state = 'delayed' then
-                return query
-                select s.id, q.name, s.label, 'delayed', 0, s.due_at, null::text, null::text, null::timestamptz
-                from trunkline._delayed s
-                where s.topic_id = q.inbox_id and s.label is not null and s.due_at > (select b.walked from trunkline.passes b order by b.pass desc limit 1)
-                  and not trunkline._is_withdrawn(q, s.xid, s.purge_no)
-                order by s.due_at limit p_limit;
-            end if;
-            if p_state is null or p_state = 'blocked' then
-                return query
-                select w.waiting_id, q.name, w.label, 'blocked', 0, null::timestamptz, null::text, null::text, w.created_at
-                from trunkline.job_waiting w where w.queue = q.name order by w.created_at limit p_limit;
-            end if;
-            if p_state is null or p_state = 'dead' then
-                return query
-                select d.id, q.name, d.label, 'dead', d.attempts, null::timestamptz, null::text, d.error, d.created_at
-                from trunkline.dead_letters d where d.queue_id = q.queue_id and d.label is not null order by d.dead_id limit p_limit;
-            end if;
-        end loop;
-        perform trunkline._end_read();
-    exception when sqlstate 'TLX00' then
-        null;
-    end;
-end
-$$;
 
 -- Returns one job in any state, with its arguments, its attempts and its end. reason: why the job has this
 -- state. cancel: the reason of a pending cancel request. Raises TL018 if there is no such job, or if the

@@ -182,6 +182,7 @@ begin
     e.secrets := array[coalesce(p_secret, trunkline._new_secret())] || case when p_keep then e.secrets[1:1] else '{}' end;
     perform trunkline._check_endpoint(e);
     update trunkline.endpoints set secrets = e.secrets, updated_at = trunkline.clock() where endpoint_id = e.endpoint_id;
+    perform trunkline._note_endpoint(e.endpoint_id, 'secret_rotated');
     return e.secrets[1];
 end
 $$;
@@ -199,7 +200,8 @@ as $$
     delete from trunkline.endpoint_bars where endpoint_id = p_endpoint_id;
     update trunkline.endpoints set state = p_state, reason = left(p_reason, 1000), updated_at = trunkline.clock(),
         open_until = null, openings = 0, probe_until = null, held_until = null
-    where endpoint_id = p_endpoint_id
+    where endpoint_id = p_endpoint_id;
+    select trunkline._note_endpoint(p_endpoint_id, p_state, p_reason)
 $$;
 
 -- Pauses an endpoint: no requests are sent until resume_endpoint. Bound queues still accept messages.
@@ -331,34 +333,104 @@ $$;
 
 -- Returns the attempts (HTTP requests) of an endpoint, of one message, or of all endpoints, the newest first.
 -- Attempts are kept for the setting attempts_kept (3 days). p_limit is 1 to 10,000.
+--
+-- p_outcome: acked, nacked, buried, released or tested. p_status: a status such as 503, or the class of all
+-- that begin with a digit, 1 to 5; 0 for attempts without a response. p_from, p_to: attempts that started from
+-- p_from until before p_to; p_from replaces p_since. p_before, p_before_id: the start and the id of the last
+-- row of the former page.
 create or replace function trunkline.list_attempts(
-    p_endpoint text default null, p_id uuid default null, p_since interval default '1 day', p_limit int default 100)
+    p_endpoint text default null, p_id uuid default null, p_since interval default '1 day', p_limit int default 100, p_outcome text default null,
+    p_status int default null, p_from timestamptz default null, p_to timestamptz default null, p_before timestamptz default null, p_before_id uuid default null)
 returns table (endpoint text, queue text, id uuid, attempt int, started_at timestamptz, seconds float8, status int, outcome text, error text,
                snippet text, dispatcher text)
 language plpgsql
 as $$
 declare
-    v_since    timestamptz := trunkline.clock() - p_since;
+    v_from     timestamptz := coalesce(p_from, trunkline.clock() - p_since);
+    v_to       timestamptz := coalesce(p_to, 'infinity');
+    v_before   timestamptz := coalesce(p_before, 'infinity');
+    v_id       uuid := coalesce(p_before_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff');
+    v_low      int := case when p_status between 1 and 5 then p_status * 100 else p_status end;
+    v_high     int := case when p_status between 1 and 5 then p_status * 100 + 99 else p_status end;
     v_endpoint int;
 begin
     perform trunkline._check_range('limit', p_limit, 1, 10000);
+    if p_outcome not in ('acked', 'nacked', 'buried', 'released', 'tested') then
+        perform trunkline._fail('TL001', format('outcome must be "acked", "nacked", "buried", "released" or "tested", got %s', trunkline._quoted(p_outcome, 50)),
+                                'Use one of these outcomes, or null for all.');
+    elsif p_status not between 0 and 599 or p_status between 6 and 99 then
+        perform trunkline._fail('TL001', format('status must be 0, 1 to 5 or 100 to 599, got %s', p_status), 'Use a status, the first digit of a status, or 0 for no response.');
+    end if;
     if p_endpoint is not null then
         v_endpoint := (trunkline._endpoint(p_endpoint)).endpoint_id;
     end if;
     begin
+        if p_id is not null then
+            return query
+            select e.name, q.name, a.id, a.attempt, a.started_at, a.seconds, a.status, a.outcome, a.error || '', a.snippet || '', a.dispatcher || ''
+            -- offset 0 makes Postgres use the index on the id; otherwise it may read all attempts of an endpoint.
+            from (select * from trunkline.attempts x where x.id = p_id offset 0) a join trunkline.endpoints e using (endpoint_id) left join trunkline.queues q on q.queue_id = a.queue_id
+            where a.started_at > v_from and a.started_at < v_to and (a.started_at, a.id) < (v_before, v_id) and (v_endpoint is null or e.endpoint_id = v_endpoint)
+              and (p_outcome is null or a.outcome = p_outcome) and (p_status is null or coalesce(a.status, 0) between v_low and v_high)
+            order by a.started_at desc, a.id desc limit p_limit;
+        elsif p_outcome <> 'acked' or p_status < 200 and p_status <> 2 or p_status >= 300 then
+            -- by the index of attempts that were not acked
+            return query
+            select e.name, q.name, a.id, a.attempt, a.started_at, a.seconds, a.status, a.outcome, a.error || '', a.snippet || '', a.dispatcher || ''
+            from trunkline.endpoints e
+            cross join lateral (
+                select * from trunkline.attempts x
+                where x.endpoint_id = e.endpoint_id and x.outcome <> 'acked' and x.started_at > v_from and x.started_at < v_to and x.started_at <= v_before
+                  and (x.started_at, x.id) < (v_before, v_id)
+                  and (p_outcome is null or x.outcome = p_outcome) and (p_status is null or coalesce(x.status, 0) between v_low and v_high)
+                order by x.started_at desc, x.id desc limit p_limit) a
+            left join trunkline.queues q on q.queue_id = a.queue_id
+            where v_endpoint is null or e.endpoint_id = v_endpoint
+            order by a.started_at desc, a.id desc limit p_limit;
+        else
+            return query
+            select e.name, q.name, a.id, a.attempt, a.started_at, a.seconds, a.status, a.outcome, a.error || '', a.snippet || '', a.dispatcher || ''
+            from trunkline.endpoints e
+            cross join lateral (
+                select * from trunkline.attempts x
+                where x.endpoint_id = e.endpoint_id and x.started_at > v_from and x.started_at < v_to and x.started_at <= v_before
+                  and (x.started_at, x.id) < (v_before, v_id)
+                  and (p_outcome is null or x.outcome = p_outcome) and (p_status is null or coalesce(x.status, 0) between v_low and v_high)
+                order by x.started_at desc, x.id desc limit p_limit) a
+            left join trunkline.queues q on q.queue_id = a.queue_id
+            where v_endpoint is null or e.endpoint_id = v_endpoint
+            order by a.started_at desc, a.id desc limit p_limit;
+        end if;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+end
+$$;
+
+-- Records a change of an endpoint's state or breaker.
+create or replace function trunkline._note_endpoint(p_endpoint_id int, p_event text, p_detail text default null) returns void
+language sql
+as $$
+    insert into trunkline.endpoint_events (slot, endpoint_id, at, event, detail)
+    select w.slot, p_endpoint_id, trunkline.clock(), p_event, left(p_detail, 1000) from trunkline.windows w where w.name = 'endpoint_events'
+$$;
+
+-- Returns the changes of an endpoint's state and circuit breaker, the newest first. event: paused, disabled,
+-- enabled, breaker_opened, breaker_closed, backing_off (the receiver sent Retry-After) or secret_rotated. Kept
+-- for the setting events_kept (30 days). For more rows, pass the last event_no as p_before.
+create or replace function trunkline.list_endpoint_events(p_endpoint text, p_before bigint default null, p_limit int default 100)
+returns table (event_no bigint, at timestamptz, event text, detail text)
+language plpgsql
+as $$
+declare
+    e trunkline.endpoints := trunkline._endpoint(p_endpoint);
+begin
+    perform trunkline._check_range('limit', p_limit, 1, 10000);
+    begin
         return query
-        select e.name, q.name, a.id, a.attempt, a.started_at, a.seconds, a.status, a.outcome, a.error || '', a.snippet || '', a.dispatcher || ''
-        from trunkline.endpoints e
-        cross join lateral (
-            select * from trunkline.attempts x where x.endpoint_id = e.endpoint_id and x.started_at > v_since and p_id is null order by x.started_at desc limit p_limit) a
-        left join trunkline.queues q on q.queue_id = a.queue_id
-        where p_id is null and (v_endpoint is null or e.endpoint_id = v_endpoint)
-        union all
-        select e.name, q.name, a.id, a.attempt, a.started_at, a.seconds, a.status, a.outcome, a.error || '', a.snippet || '', a.dispatcher || ''
-        -- offset 0 makes Postgres use the index on the id; otherwise it may read all attempts of an endpoint.
-        from (select * from trunkline.attempts x where x.id = p_id offset 0) a join trunkline.endpoints e using (endpoint_id) left join trunkline.queues q on q.queue_id = a.queue_id
-        where a.started_at > v_since and (v_endpoint is null or e.endpoint_id = v_endpoint)
-        order by started_at desc, id limit p_limit;
+        select x.no, x.at, x.event, x.detail || ''
+        from trunkline.endpoint_events x where x.endpoint_id = e.endpoint_id and (p_before is null or x.no < p_before) order by x.no desc limit p_limit;
         perform trunkline._end_read();
     exception when sqlstate 'TLX00' then
         null;
@@ -660,12 +732,17 @@ $$;
 -- has read. If it has changed, another dispatcher has opened the breaker for the same failures, and this call
 -- only returns the time.
 create or replace function trunkline.open_breaker(p_endpoint_id int, p_openings int) returns float8
-language sql
+language plpgsql
 as $$
+begin
     update trunkline.endpoints e set openings = e.openings + 1, probe_until = null, updated_at = trunkline.clock(),
         open_until = trunkline.clock() + least(60, power(2, least(e.openings, 10))) * (0.9 + 0.2 * random()) * interval '1 second'
     where e.endpoint_id = p_endpoint_id and e.openings = p_openings;
-    select extract(epoch from e.open_until - trunkline.clock())::float8 from trunkline.endpoints e where e.endpoint_id = p_endpoint_id;
+    if found then
+        perform trunkline._note_endpoint(p_endpoint_id, 'breaker_opened', format('opening %s in a row', p_openings + 1));
+    end if;
+    return (select extract(epoch from e.open_until - trunkline.clock())::float8 from trunkline.endpoints e where e.endpoint_id = p_endpoint_id);
+end
 $$;
 
 -- Acquires the probe of a half-open breaker; returns true if the caller may send one request to test the
@@ -682,19 +759,29 @@ $$;
 
 -- Closes the breaker of an endpoint: its queues are sent again.
 create or replace function trunkline.close_breaker(p_endpoint_id int) returns void
-language sql
+language plpgsql
 as $$
+begin
     update trunkline.endpoints set openings = 0, open_until = null, probe_until = null, updated_at = trunkline.clock()
-    where endpoint_id = p_endpoint_id and openings > 0
+    where endpoint_id = p_endpoint_id and openings > 0;
+    if found then
+        perform trunkline._note_endpoint(p_endpoint_id, 'breaker_closed');
+    end if;
+end
 $$;
 
 -- Pauses requests to an endpoint for p_for, at most one hour, because the receiver asked for it
 -- (Retry-After). Applies to all dispatchers. Never shortens a pause.
 create or replace function trunkline.hold_endpoint(p_endpoint_id int, p_for interval) returns void
-language sql
+language plpgsql
 as $$
+begin
+    -- Once per pause, not for each response that asks for it.
+    perform trunkline._note_endpoint(p_endpoint_id, 'backing_off', trunkline._duration_text(date_trunc('second', least(p_for, interval '1 hour'))))
+    from trunkline.endpoints e where e.endpoint_id = p_endpoint_id and coalesce(e.held_until, '-infinity') <= trunkline.clock();
     update trunkline.endpoints set held_until = greatest(held_until, trunkline.clock() + least(p_for, interval '1 hour'))
-    where endpoint_id = p_endpoint_id
+    where endpoint_id = p_endpoint_id;
+end
 $$;
 
 -- Records that the egress policy of a dispatcher denies an endpoint's address, and returns for how many

@@ -38,21 +38,8 @@ begin
 end
 $do$;
 
--- The result of these has other columns now, or they have other parameters.
-do $do$
-declare
-    f regprocedure;
-begin
-    for f in
-        select oid from pg_proc
-        where pronamespace = 'trunkline'::regnamespace
-          and (proname = 'topic_rollups' and not coalesce(proargnames && array['bytes'], false) or proname in ('list_queues', 'list_topics', 'list_groups', 'queue_stats') and not coalesce(proargnames && array['p_names'], false))
-    loop
-        execute format('drop function %s', f);
-    end loop;
-end
-$do$;
-
+drop function if exists trunkline.list_jobs(text, text, int), trunkline.register_worker(text, jsonb), trunkline.list_attempts(text, uuid, interval, int),
+    trunkline._create_token(text, text, bytea, text[], timestamptz);
 drop function if exists trunkline._record_audit(text, text, text, text),
     trunkline._audit_hash(bytea, bigint, timestamptz, text, text, text, text);
 
@@ -65,5 +52,23 @@ begin
     if exists (select from pg_proc where oid = to_regprocedure('trunkline.dead_letter_errors(interval)') and not 'masked' = any (proargnames)) then
         drop function trunkline.dead_letter_errors(interval);
     end if;
+end
+$do$;
+
+-- The result of these has other columns now, or they have other parameters.
+do $do$
+declare
+    f regprocedure;
+begin
+    for f in
+        select p.oid
+        from pg_proc p
+        join (values ('topic_rollups', 'bytes'), ('list_queues', 'p_names'), ('list_topics', 'p_names'), ('list_groups', 'p_names'), ('queue_stats', 'p_names'),
+                     ('upkeep_stats', 'took_seconds'), ('list_workers', 'schemas')) x (name, argument)
+          on p.proname = x.name and not x.argument = any (coalesce(p.proargnames, '{}'))
+        where p.pronamespace = 'trunkline'::regnamespace
+    loop
+        execute format('drop function %s', f);
+    end loop;
 end
 $do$;

@@ -9,7 +9,7 @@ language sql immutable
 as $$
     values
     ('trunkline_publisher', '{publish,publish_bytes,publish_many,enqueue,enqueue_bytes,enqueue_many,draw_ids,publish_row,topic_number,
-        publish_messages,enqueue_job,enqueue_unique,enqueue_after,job_results,cancel_job,clock,new_id,
+        publish_messages,enqueue_job,enqueue_unique,enqueue_after,job_results,cancel_job,uncancel_job,clock,new_id,
         stage_target,open_stage,close_stage,commit_stage,newest_commit,drop_stage,report_pipeline,sequence,run_pass}'::text[]),
     ('trunkline_consumer', '{poll,pass_and_poll,next_pass,sequence_logs,sequence,run_pass,claim,claim_many,queue_number,ack,ack_lease,nack,bury,release,extend,
         fetch,commit,heartbeat,leave,claim_range,ensure_group,list_subscriptions,get_queue,read,head,
@@ -18,9 +18,9 @@ as $$
         start_waiting,advance_group,report_pipeline,clock,new_id}'),
     ('trunkline_reader', '{list_topics,get_topic,list_queues,get_queue,peek_queue,list_groups,list_subscriptions,test_subscriptions,list_schedules,list_dead_letters,get_dead_letter,dead_groups,dead_spread,preview_run,list_runs,get_run,
         head,read,offset_at,offset_of,get_messages,topic_stats,group_stats,queue_stats,upkeep_stats,audit_queue,topic_rollups,queue_rollups,group_rollups,
-        next_runs,explain_message,explain_offset,list_deliveries,list_archive,list_endpoints,list_attempts,endpoint_stats,test_routing,list_jobs,get_job,list_workers,job_results,
-        archive_tiers,list_archive_files,archive_stats,delivery_times,reader_lags,dead_letter_errors,needed_network,
         rollup_lines,topic_map,list_members,retention_deadlines,read_queue,estimate_search,search_log,attention,
+        next_runs,explain_message,explain_offset,list_deliveries,list_archive,list_endpoints,list_attempts,endpoint_stats,test_routing,list_jobs,get_job,list_workers,list_limits,job_results,
+        list_delayed,list_consumers,list_fires,list_endpoint_events,list_progress,list_commits,list_segments,list_sizes,list_alerts,archive_tiers,list_archive_files,archive_stats,delivery_times,reader_lags,dead_letter_errors,needed_network,
         sequence,run_pass,log_heads,log_runs,log_rows,lowest_offset,list_pipelines,pattern_regex,clock,new_id}'),
     ('trunkline_owner', '{create_topic,ensure_topic,alter_topic,delete_topic,create_group,delete_group,seek,
         create_queue,ensure_queue,alter_queue,delete_queue,pause_queue,resume_queue,purge_queue,cleanup_queue,subscribe,unsubscribe,
@@ -28,7 +28,7 @@ as $$
         create_endpoint,alter_endpoint,delete_endpoint,pause_endpoint,resume_endpoint,disable_endpoint,test_endpoint,rotate_secret,endpoint_secrets,
         bind_queue,unbind_queue,replay,dispatch_plan,leave_dispatch,take_permits,settle_attempts,open_breaker,take_probe,close_breaker,hold_endpoint,bar_dispatcher,return_test,lift_bar,
         require_archive,ensure_archive,move_archive,lock_archive,plan_archive,add_archive_files,keep_plan,forget_pipeline,assign_writer,
-        retry_job,run_upkeep,upkeep,grant_roles}')
+        retry_job,list_sessions,close_alert,run_upkeep,upkeep,grant_roles}')
 $$;
 
 -- Returns true if a role with this name exists.

@@ -545,6 +545,14 @@ begin
 end
 $$;
 
+-- Records what happened to a tick of a schedule.
+create or replace function trunkline._note_fire(p_schedule_id int, p_kind "char", p_tick timestamptz, p_at timestamptz, p_id uuid, p_error text default null) returns void
+language sql
+as $$
+    insert into trunkline.schedule_fires (slot, schedule_id, kind, tick, at, id, error)
+    select w.slot, p_schedule_id, p_kind, p_tick, p_at, p_id, left(p_error, 1000) from trunkline.windows w where w.name = 'schedule_fires'
+$$;
+
 -- Publishes the schedule's message now and returns its id. Works for paused schedules too, and does not
 -- change the next tick. Locks the schedule until the transaction ends; upkeep skips it meanwhile.
 create or replace function trunkline.run_schedule(p_name text) returns uuid
@@ -556,9 +564,16 @@ declare
     v_id  uuid := trunkline._fire(s, v_now);
 begin
     update trunkline.schedules set last_at = v_now, last_id = v_id where schedule_id = s.schedule_id;
+    perform trunkline._note_fire(s.schedule_id, 'm', v_now, v_now, v_id);
     return v_id;
 end
 $$;
+
+-- Returns how a tick was fired: on time if it was due in the last 10 seconds; else caught up if ticks were
+-- missed, or late.
+create or replace function trunkline._fire_kind(p_behind boolean, p_tick timestamptz, p_now timestamptz) returns "char"
+language sql immutable
+as $$ select case when p_tick > p_now - interval '10 seconds' then 'o' when p_behind then 'c' else 'l' end::"char" $$;
 
 -- Publishes the due ticks of one schedule and stores its next tick in the same transaction. Returns the
 -- number of messages, at most p_limit. The caller holds the lock on the schedule's row.
@@ -570,20 +585,28 @@ declare
     v_tick  timestamptz := s.next_at;
     v_next  timestamptz := trunkline._cron_next(c, s.timezone, v_tick);
     v_count int := 0;
+    -- Ticks were missed: their messages are late because upkeep catches up.
+    v_behind boolean := v_next <= p_now;
 begin
-    if s.catch_up <> 'all' and v_next <= p_now then
+    if s.catch_up <> 'all' and v_behind then
         v_tick := trunkline._cron_newest(c, s.timezone, v_tick, p_now);
         v_next := trunkline._cron_next(c, s.timezone, v_tick);
+        -- One entry for all ticks before the newest one, with the first of them.
+        perform trunkline._note_fire(s.schedule_id, 's', s.next_at, p_now, null);
     end if;
     if s.catch_up <> 'skip' or v_tick >= p_now - trunkline._setting('schedule_grace')::interval then
         s.last_id := trunkline._fire(s, v_tick);
         s.last_at := v_tick;
         v_count := 1;
+        perform trunkline._note_fire(s.schedule_id, trunkline._fire_kind(v_behind, v_tick, p_now), v_tick, p_now, s.last_id);
+    elsif not v_behind then
+        perform trunkline._note_fire(s.schedule_id, 's', v_tick, p_now, null);
     end if;
     while s.catch_up = 'all' and v_next <= p_now and v_count < p_limit loop
         s.last_id := trunkline._fire(s, v_next);
         s.last_at := v_next;
         v_count := v_count + 1;
+        perform trunkline._note_fire(s.schedule_id, trunkline._fire_kind(true, v_next, p_now), v_next, p_now, s.last_id);
         v_next := trunkline._cron_next(c, s.timezone, v_next);
     end loop;
     update trunkline.schedules set next_at = trunkline._need_tick(v_next, s.cron), last_at = s.last_at, last_id = s.last_id
@@ -614,6 +637,7 @@ begin
                 raise warning 'cannot fire schedule "%", will retry in the next run of upkeep: % (%)', s.name, sqlerrm, sqlstate;
             else
                 update trunkline.schedules set paused = true where schedule_id = s.schedule_id;
+                perform trunkline._note_fire(s.schedule_id, 'f', s.next_at, v_now, null, sqlerrm);
                 insert into trunkline.alerts (at, kind, detail)
                 values (v_now, 'schedule_paused', jsonb_build_object('schedule', s.name, 'topic', s.topic, 'queue', s.queue, 'code', sqlstate, 'error', sqlerrm));
                 raise warning 'paused schedule "%": %', s.name, sqlerrm;
@@ -622,5 +646,29 @@ begin
         exit when v_count >= 1000;
     end loop;
     return v_count;
+end
+$$;
+
+-- Returns what happened to the ticks of a schedule, the newest first. outcome: on_time (fired within 10
+-- seconds), late, caught_up (fired after ticks were missed), skipped (no message; one row for all ticks from
+-- `tick` to the next row), manual (run_schedule) or failed (the schedule was paused). Rows are kept for the
+-- setting fires_kept (30 days). For more rows, pass the last fire_no as p_before. p_limit is 1 to 10,000.
+create or replace function trunkline.list_fires(p_schedule text, p_before bigint default null, p_limit int default 100)
+returns table (fire_no bigint, outcome text, tick timestamptz, fired_at timestamptz, id uuid, error text)
+language plpgsql
+as $$
+declare
+    s trunkline.schedules := trunkline._schedule(p_schedule);
+begin
+    perform trunkline._check_range('limit', p_limit, 1, 10000);
+    begin
+        return query
+        select f.no, case f.kind when 'o' then 'on_time' when 'l' then 'late' when 'c' then 'caught_up' when 's' then 'skipped' when 'm' then 'manual' else 'failed' end,
+               f.tick, f.at, f.id, f.error || ''
+        from trunkline.schedule_fires f where f.schedule_id = s.schedule_id and (p_before is null or f.no < p_before) order by f.no desc limit p_limit;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
 end
 $$;

@@ -663,7 +663,8 @@ $$;
 
 -- Records the status of a pipeline. Arguments that are null keep their former values, and p_detail is merged
 -- into the former detail. p_rows is the total so far. When a pipeline starts again, its start time is set and
--- its error is cleared. Raises TL001 unless p_state is running, done, failed or stopped.
+-- its error is cleared. Raises TL001 unless p_state is running, done, failed or stopped. list_progress keeps the
+-- report if the state has changed, or at most every 5 seconds if it has a number, error or detail.
 create or replace function trunkline.report_pipeline(
     p_name text, p_kind text, p_state text default 'running', p_batch bigint default null, p_rows bigint default null,
     p_rows_per_second float8 default null, p_lag bigint default null, p_error text default null, p_detail jsonb default null)
@@ -671,7 +672,9 @@ returns void
 language plpgsql
 as $$
 declare
-    v_now timestamptz := trunkline.clock();
+    v_now    timestamptz := trunkline.clock();
+    v_before trunkline.pipelines;
+    v_keep   boolean;
 begin
     if p_name is null or length(p_name) not between 1 and 300 then
         perform trunkline._fail('TL001', format('pipeline name must have 1 to 300 characters, got %s', coalesce(length(p_name)::text, 'null')),
@@ -680,16 +683,56 @@ begin
         perform trunkline._fail('TL001', format('state must be "running", "done", "failed" or "stopped", got %s', trunkline._quoted(p_state)),
                                 'Use one of these states.');
     end if;
-    insert into trunkline.pipelines as p (name, kind, state, batch, rows, rows_per_second, lag, error, detail, started_at, updated_at, ended_at)
+    select * into v_before from trunkline.pipelines where name = p_name;
+    v_keep := p_state is distinct from v_before.state or num_nonnulls(p_batch, p_rows, p_rows_per_second, p_lag, p_error, p_detail) > 0
+        and coalesce(v_before.progress_at, '-infinity') <= v_now - interval '5 seconds';
+    insert into trunkline.pipelines as p (name, kind, state, batch, rows, rows_per_second, lag, error, detail, started_at, updated_at, ended_at, progress_at)
     values (p_name, p_kind, p_state, p_batch, coalesce(p_rows, 0), p_rows_per_second, p_lag, p_error, coalesce(p_detail, '{}'), v_now, v_now,
-            case when p_state <> 'running' then v_now end)
+            case when p_state <> 'running' then v_now end, case when v_keep then v_now end)
     on conflict (name) do update set
         kind = excluded.kind, state = excluded.state, batch = coalesce(excluded.batch, p.batch), rows = coalesce(p_rows, p.rows),
         rows_per_second = coalesce(excluded.rows_per_second, p.rows_per_second), lag = coalesce(excluded.lag, p.lag),
         error = case when excluded.state = 'failed' then excluded.error when excluded.state = 'running' and p.state <> 'running' then null else coalesce(excluded.error, p.error) end,
         detail = p.detail || excluded.detail,
         started_at = case when p.state <> 'running' and excluded.state = 'running' then v_now else p.started_at end,
-        updated_at = v_now, ended_at = excluded.ended_at;
+        updated_at = v_now, ended_at = excluded.ended_at, progress_at = coalesce(excluded.progress_at, p.progress_at);
+    insert into trunkline.pipeline_progress (slot, name, at, state, batch, rows, rows_per_second, lag, error, detail)
+    select w.slot, p_name, v_now, p_state, p_batch, p_rows, p_rows_per_second, p_lag, p_error, coalesce(p_detail, '{}')
+    from trunkline.windows w where w.name = 'pipeline_progress' and v_keep;
+end
+$$;
+
+-- Returns the reports of a pipeline, the newest first, each as it was made: null for what it left out. Kept for
+-- the setting progress_kept (7 days). For more rows, pass the last report_no as p_before. p_limit is 1 to
+-- 10,000.
+create or replace function trunkline.list_progress(p_name text, p_before bigint default null, p_limit int default 100)
+returns table (report_no bigint, at timestamptz, state text, batch bigint, rows bigint, rows_per_second float8, lag bigint, error text, detail jsonb)
+language plpgsql
+as $$
+begin
+    perform trunkline._check_range('limit', p_limit, 1, 10000);
+    begin
+        return query
+        select p.no, p.at, p.state || '', p.batch, p.rows, p.rows_per_second, p.lag, p.error || '', p.detail || '{}'
+        from trunkline.pipeline_progress p where p.name = p_name and (p_before is null or p.no < p_before) order by p.no desc limit p_limit;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+end
+$$;
+
+-- Returns the versions that a Spark writer has published, the newest first. Upkeep removes all but the newest
+-- after a day. For more rows, pass the last version as p_before. p_limit is 1 to 10,000.
+create or replace function trunkline.list_commits(p_writer text, p_before bigint default null, p_limit int default 100)
+returns table (version bigint, rows bigint, at timestamptz)
+language plpgsql stable
+as $$
+begin
+    perform trunkline._check_range('limit', p_limit, 1, 10000);
+    return query
+    select c.version, c.rows, c.at from trunkline.sink_commits c
+    where c.writer = p_writer and (p_before is null or c.version < p_before) order by c.version desc limit p_limit;
 end
 $$;
 

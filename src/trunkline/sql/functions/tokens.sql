@@ -14,16 +14,18 @@ begin
                                 'Use scopes such as publish:orders.* or admin:*.');
     end if;
     select s into v_bad from unnest(p_scopes) s
-    where s is null or s !~ '^(publish|consume|view|read|operate|admin):[A-Za-z0-9._*-]{1,200}$' limit 1;
+    where s is null or s !~ '^(publish|consume|view|read|operate|admin):[A-Za-z0-9._*-]{1,200}$' and s !~ '^portal:[A-Za-z0-9._-]{1,200}$' limit 1;
     if found then
         perform trunkline._fail('TL001', format('scope must have the form right:name, got %s', trunkline._quoted(v_bad, 220)),
-                                'Write publish, consume, view, read, operate or admin, a colon, and a name in which * matches any characters.');
+                                'Write publish, consume, view, read, operate or admin, a colon, and a name in which * matches any characters; or portal: and the name of one endpoint.');
     end if;
 end
 $$;
 
--- Creates a token and returns its row. Raises TL020 if the name exists.
-create or replace function trunkline._create_token(p_token_id text, p_name text, p_hash bytea, p_scopes text[], p_expires_at timestamptz default null)
+-- Creates a token and returns its row. p_made_by: the token that creates it; the role of the session if null.
+-- Raises TL020 if the name exists.
+create or replace function trunkline._create_token(
+    p_token_id text, p_name text, p_hash bytea, p_scopes text[], p_expires_at timestamptz default null, p_made_by text default null)
 returns trunkline.tokens
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -37,7 +39,8 @@ begin
         perform trunkline._fail('TL001', format('expiry of a token must be in the future, got %s', p_expires_at),
                                 'Use a later time.');
     end if;
-    insert into trunkline.tokens (token_id, name, hash, scopes, expires_at) values (p_token_id, p_name, p_hash, p_scopes, p_expires_at)
+    insert into trunkline.tokens (token_id, name, hash, scopes, expires_at, made_by)
+    values (p_token_id, p_name, p_hash, p_scopes, p_expires_at, coalesce(p_made_by, session_user))
     on conflict do nothing returning * into v_row;
     if not found then
         perform trunkline._fail('TL020', format('token "%s" already exists', p_name),
@@ -100,6 +103,15 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$ select * from trunkline.tokens order by name $$;
 
+-- Records that tokens were used, at most once a minute for each.
+create or replace function trunkline._note_token_use(p_token_ids text[]) returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+    update trunkline.tokens t set last_used_at = trunkline.clock()
+    where t.token_id = any (p_token_ids) and coalesce(t.last_used_at, '-infinity') < trunkline.clock() - interval '1 minute'
+$$;
+
 -- Returns the hash of an audit entry, which includes the hash of the entry before it. Entries without a detail
 -- have the hash that they had before details existed.
 create or replace function trunkline._audit_hash(
@@ -150,6 +162,25 @@ returns table (audit_id bigint, at timestamptz, actor text, address text, action
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$ select audit_id, at, actor, address, action, object, detail from trunkline.audit where audit_id > p_after order by audit_id limit p_limit $$;
+
+-- Returns up to p_limit audit entries, the newest first. p_actor: only entries of this token or role. p_action,
+-- p_object: only entries whose action contains this text, or that have this object. p_from, p_to: entries from
+-- p_from until before p_to. p_before: the number of the last entry of the former page.
+create or replace function trunkline._find_audit(
+    p_actor text, p_action text, p_object text, p_from timestamptz, p_to timestamptz, p_before bigint, p_limit int)
+returns setof trunkline.audit
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform trunkline._check_range('limit', p_limit, 1, 1000);
+    return query
+    select a.* from trunkline.audit a
+    where (p_before is null or a.audit_id < p_before) and (p_actor is null or a.actor = p_actor) and (p_action is null or strpos(lower(a.action), lower(p_action)) > 0)
+      and (p_object is null or a.object = p_object) and (p_from is null or a.at >= p_from) and (p_to is null or a.at < p_to)
+    order by a.audit_id desc limit p_limit;
+end
+$$;
 
 -- Returns the number of the first audit entry that was changed, is missing, or follows a missing one; null if
 -- the log is complete. audit_head names the newest entry, so a deletion of the last entries is found too.

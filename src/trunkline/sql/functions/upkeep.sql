@@ -931,8 +931,10 @@ language plpgsql
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_done int;
-    v_wait text := current_setting('lock_timeout');
+    v_done  int;
+    v_wait  text := current_setting('lock_timeout');
+    v_began timestamptz;
+    v_took  regclass;
 begin
     if not exists (select from trunkline._upkeep_tasks() t where t.task = p_task) then
         perform trunkline._fail('TL001', format('upkeep task %s does not exist', trunkline._quoted(p_task)),
@@ -950,7 +952,13 @@ begin
     if v_wait = '0' then
         perform set_config('lock_timeout', '2s', true);
     end if;
+    v_began := clock_timestamp();
+    v_took := to_regclass(format('trunkline.upkeep_took_%s', p_task));
     execute format('select trunkline._upkeep_%s()', p_task) into v_done;
+    -- The time that the task took, if it did something: most runs find nothing to do.
+    if v_took is not null and v_done > 0 then
+        perform setval(v_took, greatest(0, extract(epoch from clock_timestamp() - v_began) * 1000000)::bigint);
+    end if;
     perform set_config('lock_timeout', v_wait, true);
     delete from trunkline.upkeep_failures where task = p_task;
     if found then
@@ -980,15 +988,18 @@ $$;
 
 -- Returns interval, last run and state of each upkeep task. States: ok; never (has not run yet); late (has
 -- not run for twice its interval plus 30 seconds); ahead (the last run is in the future, because the server's
--- clock was set back); failing (the last run failed).
+-- clock was set back); failing (the last run failed). took_seconds: how long the last run took that succeeded
+-- and had something to do; null if there was none.
 create or replace function trunkline.upkeep_stats()
-returns table (task text, state text, every interval, last_run_at timestamptz, age_seconds float8, failing_since timestamptz, error_code text, error text)
+returns table (task text, state text, every interval, last_run_at timestamptz, age_seconds float8, failing_since timestamptz, error_code text, error text,
+               took_seconds float8)
 language sql
 as $$
     select t.task,
            case when a.age < -1 then 'ahead' when f.task is not null then 'failing' when a.age is null then 'never'
                 when a.age > extract(epoch from t.every) * 2 + 30 then 'late' else 'ok' end,
-           t.every, trunkline.clock() - a.age * interval '1 second', a.age, f.since, f.code, f.error
+           t.every, trunkline.clock() - a.age * interval '1 second', a.age, f.since, f.code, f.error,
+           pg_sequence_last_value(to_regclass(format('trunkline.upkeep_took_%s', t.task))) / 1000000.0
     from trunkline._upkeep_tasks() t
     cross join lateral (select trunkline._upkeep_age(t.task) as age) a
     left join trunkline.upkeep_failures f on f.task = t.task

@@ -8,8 +8,10 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from trunkline.codec import Encoded, error_text, to_json
-from trunkline.db.calls.job_records import Ending, JobResult, JobRow, JobView, WorkerRow
+from trunkline.db.calls.job_records import Ending, JobResult, JobRow, JobView, LimitRow, WorkerRow
 from trunkline.db.sync.pool import Connection
 from trunkline.db.sync.query import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Published, Result
@@ -124,6 +126,11 @@ def cancel_job(conn: Connection, id: UUID, reason: str | None) -> str:
     return str(fetch_value(conn, "select trunkline.cancel_job(%b, %b::text)", (id, reason)))
 
 
+def uncancel_job(conn: Connection, id: UUID) -> str:
+    """Withdraw a cancel request. Return `withdrawn`, or the state of a job that has none."""
+    return str(fetch_value(conn, "select trunkline.uncancel_job(%b)", (id,)))
+
+
 def list_cancels(conn: Connection, after: int) -> list[tuple[int, UUID, str]]:
     rows = fetch_rows(conn, "select n, job_id, reason from trunkline.list_cancels(%b::bigint)", (after,))
     return [(row[0], row[1], row[2]) for row in rows]
@@ -159,8 +166,11 @@ def take_tokens(conn: Connection, limit: str, want: int) -> tuple[int, float]:
 # Workers and inspection
 
 
-def register_worker(conn: Connection, worker: str, info: dict[str, Any]) -> None:
-    fetch_rows(conn, "select trunkline.register_worker(%b, %b::jsonb)", (worker, to_json(info).decode()))
+def register_worker(conn: Connection, worker: str, info: dict[str, Any], schemas: dict[str, Any] | None = None) -> None:
+    """Register a worker. None keeps the schemas of its kinds."""
+    text = None if schemas is None else to_json(schemas).decode()
+    query = "select trunkline.register_worker(%b, %b::jsonb, %b::jsonb)"
+    fetch_rows(conn, query, (worker, to_json(info).decode(), text))
 
 
 def forget_worker(conn: Connection, worker: str) -> None:
@@ -171,13 +181,38 @@ def list_workers(conn: Connection, within: timedelta) -> list[WorkerRow]:
     return fetch_records(conn, WorkerRow, "select * from trunkline.list_workers(%b)", (within,))
 
 
-def list_jobs(conn: Connection, queue: str | None = None, *, state: str | None = None, limit: int = 100) -> list[JobRow]:
+def list_jobs(
+    conn: Connection,
+    queue: str | None = None,
+    *,
+    state: str | None = None,
+    kind: str | None = None,
+    after: str | None = None,
+    limit: int = 100,
+) -> list[JobRow]:
+    """Return up to `limit` jobs after the position of a row."""
     return fetch_records(
         conn,
         JobRow,
-        "select * from trunkline.list_jobs(%b::text, %b::text, %b::int)",
-        (queue, state, limit),
+        "select * from trunkline.list_jobs(%b::text, %b::text, %b::int, %b::text, %b::text)",
+        (queue, state, limit, kind, after),
     )
+
+
+class _LimitRow(msgspec.Struct):
+    name: str
+    max_running: int | None
+    rate: float | None
+    burst: float | None
+    tokens: float | None
+    running: int
+    waiting: int
+    holders: list[Any]
+
+
+def list_limits(conn: Connection) -> list[LimitRow]:
+    rows = fetch_records(conn, _LimitRow, "select * from trunkline.list_limits()")
+    return [msgspec.convert(msgspec.structs.asdict(row), LimitRow) for row in rows]
 
 
 def get_job(conn: Connection, id: UUID) -> JobView:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from trunkline.codec import decoder, error_text
+from trunkline.db.calls.list_records import ConsumerRow, DelayedRow
 from trunkline.db.sync.calls.statements import FIELDS, message_fields, named_arguments, within_bytes
 from trunkline.db.sync.pool import Connection
 from trunkline.db.sync.query import fetch_records, fetch_rows, fetch_value
@@ -190,3 +191,19 @@ def queues_of_cursors(conn: Connection, cursors: Sequence[int]) -> dict[int, str
     """Return the queue of each cursor; receipts contain the number of theirs. Deleted cursors are left out."""
     rows = fetch_rows(conn, "select cursor_id, queue from trunkline._queues_of_cursors(%b::int[])", (list(cursors),))
     return {row[0]: row[1] for row in rows}
+
+
+# Lists
+
+
+def list_delayed(
+    conn: Connection, *, queue: str | None = None, topic: str | None = None, after: str | None = None, limit: int = 100
+) -> list[DelayedRow]:
+    """Return returned and delayed messages of a queue or topic, after the position of a row."""
+    query = "select * from trunkline.list_delayed(%b::text, %b::text, %b::text, %b::int)"
+    return fetch_records(conn, DelayedRow, query, (queue, topic, after, limit))
+
+
+def list_consumers(conn: Connection, queue: str, *, since: timedelta, limit: int = 100) -> list[ConsumerRow]:
+    query = "select * from trunkline.list_consumers(%b, %b, %b::int)"
+    return fetch_records(conn, ConsumerRow, query, (queue, since, limit))

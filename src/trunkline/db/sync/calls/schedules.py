@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from trunkline.db.calls.list_records import Fire
 from trunkline.db.sync.calls.statements import named_arguments
 from trunkline.db.sync.pool import Connection
 from trunkline.db.sync.query import fetch_records, fetch_rows, fetch_value
@@ -36,6 +37,11 @@ def create_schedule(conn: Connection, name: str, cron: str, *, ensure: bool = Fa
 
 def list_schedules(conn: Connection) -> list[Schedule]:
     return fetch_records(conn, Schedule, "select * from trunkline.list_schedules()")
+
+
+def list_fires(conn: Connection, name: str, *, before: int | None = None, limit: int = 100) -> list[Fire]:
+    query = "select * from trunkline.list_fires(%b, %b::bigint, %b::int)"
+    return fetch_records(conn, Fire, query, (name, before, limit))
 
 
 def pause_schedule(conn: Connection, name: str, *, paused: bool) -> None:
