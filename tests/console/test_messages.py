@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
@@ -128,8 +129,11 @@ def test_search_says_what_it_costs_and_did(web: httpx.Client) -> None:
 
 def test_wrong_filters_are_explained(web: httpx.Client) -> None:
     for where, words in [
-        ("-key:a", "cannot negate"), ("colour:red", "no field"), ("key:a*", "one exact value"), ("partition:x", "must be a number"),
-    ]:  # fmt: skip
+        ("-key:a", "cannot negate"),
+        ("colour:red", "no field"),
+        ("key:a*", "one exact value"),
+        ("partition:x", "must be a number"),
+    ]:
         assert words in text_of(web.get("/console/topics/orders/messages", params={"where": where})), where
     assert "no place in a log" in text_of(web.get("/console/topics/orders/messages", params={"from": "soon"}))
 
@@ -139,7 +143,8 @@ def test_export(web: httpx.Client) -> None:
     answer = web.get(address, params={"where": "key:cust-7", "format": "jsonl"})
     rows = [json.loads(line) for line in answer.text.splitlines()]
     assert [row["key"] for row in rows] == ["cust-7", "cust-7"]
-    assert "9007199254740993" in answer.text
+    # numbers that JSON readers round come as the bytes that were sent
+    assert [base64.b64decode(row["payload"]).decode() for row in rows if row["encoding"] == "base64"] == [ODD]
     # a spreadsheet must not compute a key
     table = list(csv.reader(io.StringIO(web.get(address, params={"format": "csv"}).text)))
     assert table[0][:3] == ["partition", "offset", "id"]
@@ -230,8 +235,6 @@ def test_reading_why_a_message_waits(browser: Browser, server: HttpServer, ids: 
     assert page.text("h1") == ids["odd"]
     assert "What to do now" in page.text(".verdict")
     assert page.run("document.querySelector('#panel-history svg') !== null")
-    with page.loading():
-        page.click(".verdict .acts a")
     assert page.errors == []
 
 

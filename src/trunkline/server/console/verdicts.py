@@ -172,7 +172,9 @@ def _of(row: Reader, rows: list[Reader]) -> Verdict:
         why = _CAUSES[row.cause].format(name=row.name).rstrip(".")
         headline += f": {why[:1].lower()}{why[1:]}"
     others = [other.name for other in rows if other.state in ("acked", "read")]
-    sentences = [_said(row.why), f"{_list(others)} took it." if others else ""]
+    more = [other.name for other in rows if other is not row and other.state in _PENDING]
+    still = f"{_list(more)} {'has' if len(more) == 1 else 'have'} not taken it either." if more else ""
+    sentences = [_said(row.why), f"{_list(others)} took it." if others else "", still]
     return Verdict(
         kind="stop" if row.state == "dead" else "wait",
         headline=f"{headline[:1].upper()}{headline[1:]}",

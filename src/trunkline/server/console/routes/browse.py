@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import csv
 import io
@@ -29,7 +30,7 @@ _SHOWN_PER_SECOND = 20
 _QUIET_SECONDS = 15.0
 _COLUMNS = (
     *("partition", "offset", "id", "published_at"),
-    *("key", "routing_key", "label", "headers", "content_type", "payload"),
+    *("key", "routing_key", "label", "headers", "content_type", "encoding", "payload"),
 )
 _STOPPED = {
     "end": "That is all.",
@@ -205,8 +206,7 @@ def _csv(found: Search[Any]) -> bytes:
     writer = csv.writer(out)
     writer.writerow(_COLUMNS)
     for row in found.matches:
-        view = message_view(row)
-        payload = view.payload if isinstance(view.payload, str) else msgspec.json.encode(view.payload).decode()
+        encoding, payload = _text_of(row.payload)
         headers = "" if row.headers is None else msgspec.json.encode(row.headers).decode()
         at = row.created_at.isoformat()
         cells = (
@@ -219,10 +219,19 @@ def _csv(found: Search[Any]) -> bytes:
             row.label,
             headers,
             row.content_type,
+            encoding,
             payload,
         )
         writer.writerow([_cell(value) for value in cells])
     return out.getvalue().encode()
+
+
+def _text_of(payload: bytes) -> tuple[str, str]:
+    """Return a payload as text, or in base64 if it is not text; and which."""
+    try:
+        return "text", payload.decode()
+    except UnicodeDecodeError:
+        return "base64", base64.b64encode(payload).decode()
 
 
 def _cell(value: Any) -> str:
@@ -273,7 +282,10 @@ async def _rows(view: View, topic: str, places: list[int]) -> AsyncIterator[byte
 
 def _event(view: View, topic: str, row: dict[str, Any]) -> Values:
     payload = row["payload"]
-    raw = payload.encode() if isinstance(payload, str) else msgspec.json.encode(payload)
+    if row["encoding"] == "base64":
+        raw = base64.b64decode(payload)
+    else:
+        raw = payload.encode() if row["encoding"] == "text" else msgspec.json.encode(payload)
     return {
         "partition": row["partition"],
         "offset": row["offset"],

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from trunkline.errors import NotFound
 from trunkline.server.call import Answer
-from trunkline.server.console import copying, payloads, verdicts
+from trunkline.server.console import copying, payloads, shapes, verdicts
 from trunkline.server.console.reads import messages as reads
 from trunkline.server.console.timeline import timeline
 from trunkline.server.console.web import POLICY, Panel, Panels, Values, View, page
@@ -84,7 +84,7 @@ def _facts(view: View, verdict: verdicts.Verdict) -> list[tuple[str, Any, Any]]:
     if row.until:
         facts.append(("Until", view.time(row.until), ""))
     if row.ahead is not None:
-        facts.append(("Before it", f"{row.ahead:,} {'message' if row.ahead == 1 else 'messages'}", _rate(row.rate)))
+        facts.append(("Before it", shapes.plural(row.ahead, "message") if row.ahead else "nothing", _rate(row.rate)))
     if row.last_claim:
         facts.append(("Last claim", view.time(row.last_claim), ""))
     if row.expected:

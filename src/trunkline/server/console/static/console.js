@@ -136,6 +136,7 @@
     } else {
       const body = find("tbody", tail);
       let shown = 0;
+      find("#tail-rows").hidden = false;
       following = new EventSource(tail.dataset.tail);
       const count = (event) => { find("#tail-count").textContent = `${shown} of ${event.lastEventId}`; };
       following.onmessage = (event) => {
