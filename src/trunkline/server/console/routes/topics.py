@@ -158,10 +158,15 @@ async def readers(panel: Panel) -> Values:
                 "pattern": group.pattern,
             }
         )
+    name = detail.topic.name
+    parts = await panel.read("The map", ("map", name), lambda conn: reads.map_of(conn, name), seconds=2.0) or []
+    lags: dict[str, int] = {}
+    for reader in (reader for part in parts for reader in part.readers if reader.kind == "queue"):
+        lags[reader.name] = lags.get(reader.name, 0) + reader.lag
     rows += [
         {
             "kind": "queue", "name": each.queue, "path": ("queues", each.queue), "by": f"subscription {each.name}",
-            "lag": None, "seconds": None, "pattern": each.pattern,
+            "lag": lags.get(each.queue), "seconds": None, "pattern": each.pattern,
         }
         for each in detail.subscriptions
         if panel.view.may("view", each.queue)
