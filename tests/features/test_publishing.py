@@ -54,9 +54,6 @@ def test_a_publish_is_on_disk_when_it_returns(conn: Connection) -> None:
         "pass_ended",
         "pass_visited",
         "logs_visited",
-        "groups_visited",
-        "rolled_up_at",
-        "rolled_up_pass",
     }
     assert {row.relname for row in rows(conn, unlogged)} == counters
     assert contents(read(conn, "t")) == contents(read(conn, "t")) == [1]

@@ -200,7 +200,7 @@ def test_logs_are_json_lines(db: str) -> None:
     assert {"time", "level", "msg", "method", "status", "seconds"} <= set(entry)
 
 
-def test_upkeep_runs_inside(db: str) -> None:
+def test_upkeep_tasks_inside(db: str) -> None:
     """A message with an expired lease is redelivered without a claim, because the server runs the upkeep tasks."""
     with serving(db) as server, httpx.Client(base_url=server.url, timeout=30) as client:
         client.post("/v1/queues?ensure=true", json={"name": "q"})

@@ -297,12 +297,12 @@ def test_jobs_webhooks_and_staged_rows_continue(converted: Landed) -> None:
     assert rows(conn, "select trunkline.head('events')") == [head + 3]
 
 
-def test_upkeep_runs(converted: Landed) -> None:
+def test_upkeep_tasks(converted: Landed) -> None:
     conn = converted.conn
-    conn.execute("delete from trunkline.upkeep_failures")
+    conn.execute("update trunkline.upkeep_tasks set since = null, code = null, error = null")
     for hours in (0, 1, 30):
         converted.clock.advance(timedelta(hours=hours))
         conn.execute("call trunkline.upkeep()")
-    assert rows(conn, "select * from trunkline.upkeep_failures") == []
+    assert rows(conn, "select * from trunkline.upkeep_tasks where since is not null") == []
     # the topic that was deleted before
     assert rows(conn, "select * from trunkline.deletions") == []

@@ -133,6 +133,7 @@ def upkeep(conn: Connection, times: int = 1) -> None:
             "select setval(c.oid, 0) from pg_class c join pg_namespace n on n.oid = c.relnamespace"
             " where n.nspname = 'trunkline' and c.relkind = 'S' and c.relname like 'upkeep\\_%'"
         )
+        conn.execute("update trunkline.upkeep_tasks set ran_at = 0 where ran_at > 0")
         conn.execute("call trunkline.upkeep()")
 
 
@@ -176,7 +177,7 @@ def refused(sqlstate: str, named: str = "") -> Iterator[None]:
 
 
 def digest(conn: Connection) -> dict[str, str]:
-    """Return what every table of the schema holds, as one hash each; without the books of the pass, which runs at any time.
+    """Return what every table of the schema holds, as one hash each; without the books of the pass and of upkeep.
 
     Tables without a page are empty and not read: a query of all tables takes 50 ms to plan, and tests of bad input compare
     digests thousands of times.
@@ -184,7 +185,8 @@ def digest(conn: Connection) -> dict[str, str]:
     tables = rows(
         conn,
         "select relname, pg_relation_size(oid) > 0 as has_pages from pg_class"
-        " where relnamespace = 'trunkline'::regnamespace and relkind = 'r' and relname !~ '^(passes|cursor_states|later)_'",
+        " where relnamespace = 'trunkline'::regnamespace and relkind = 'r'"
+        " and relname !~ '^((passes|cursor_states|later)_|upkeep_tasks$)'",
     )
     queries = [
         f"select '{name}', md5(coalesce(string_agg(t::text, '|' order by t::text), '')) from trunkline.{name} t"

@@ -211,10 +211,9 @@ begin
     perform trunkline._commit_durably();
     perform trunkline._write_ticks(v_log, coalesce(t.first_offset + t.n, 1), v_found.ids, v_snapshot, v_last_id, v_whole, nullif(v_found.own_ids, '{}'));
 
-    -- Keep one segment ahead of the publishers, also if no service runs upkeep. This lock comes before the
-    -- sequencing lock in the lock order, so it is only tried. Its holder creates segments, or the next tick
-    -- does.
-    if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, v_last_id / p_segment_rows + 1)) is null
+    -- Keep ahead of the publishers, also if no service runs upkeep. This lock comes before the sequencing lock
+    -- in the lock order, so it is only tried. Its holder creates segments, or the next tick does.
+    if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, trunkline._newest_segment(v_last_id, p_segment_rows))) is null
        and pg_try_advisory_xact_lock(778003, p_topic_id) then
         perform trunkline._make_segments(p_topic_id);
     end if;
