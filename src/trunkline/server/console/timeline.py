@@ -78,9 +78,10 @@ def _axis(scale: _Scale, height: int, zone: tzinfo) -> list[Markup]:
         )
     ]
     if scale.broken:
-        ground = '<rect class="zone-alt" x="{}%" width="{}%" y="0" height="{}"/>'
         out += [
-            Markup(ground).format(_LEFT, _BREAK - _LEFT, height - 6),  # noqa: S704
+            Markup('<rect class="zone-alt" x="{}%" width="{}%" y="0" height="{}"/>').format(
+                _LEFT, _BREAK - _LEFT, height - 6
+            ),
             Markup('<line class="brk" x1="{0}%" x2="{0}%" y1="0" y2="{1}"/>').format(_BREAK, height - 6),
             Markup('<text class="on" x="{}%" dx="8" y="13">First 300 ms</text>').format(_LEFT),
             Markup('<text class="on" x="{}%" dx="8" y="13">Then</text>').format(_BREAK),

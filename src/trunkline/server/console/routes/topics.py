@@ -159,9 +159,9 @@ async def readers(panel: Panel) -> Values:
             }
         )
     name = detail.topic.name
-    parts = await panel.read("The map", ("map", name), lambda conn: reads.map_of(conn, name), seconds=2.0) or []
+    pictured = await panel.read("The map", ("map", name), lambda conn: reads.map_of(conn, name), seconds=2.0) or []
     lags: dict[str, int] = {}
-    for reader in (reader for part in parts for reader in part.readers if reader.kind == "queue"):
+    for reader in (reader for part in pictured for reader in part.readers if reader.kind == "queue"):
         lags[reader.name] = lags.get(reader.name, 0) + reader.lag
     rows += [
         {
