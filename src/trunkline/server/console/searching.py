@@ -17,7 +17,7 @@ FIELDS = ("key", "routing", "label", "kind", "header", "body", "text", "offset",
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
 _PLACE = re.compile(r"(?P<partition>\d{1,2}):(?P<offset>\d{1,18})")
 DIRECT = 20_000
-"""A search that reads at most so many messages runs at once; a longer one waits for its button."""
+"""A search that reads at most this many messages runs at once; a longer one waits for its button."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

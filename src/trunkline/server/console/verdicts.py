@@ -1,4 +1,4 @@
-"""What the explanation of a message says: a verdict with its cause, and a row for each reader."""
+"""The explanation of a message in sentences: a verdict with its cause, and a row for each reader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trunkline.server.console import shapes
 _PENDING = ("waiting", "delayed", "paused", "blocked", "leased")
 _ORDER = ("dead", *_PENDING, "expired", "purged", "gone", "acked", "read", "not_matched")
 _STOPPED = ("no_consumer", "no_member", "no_worker")
-_BY_ITSELF = "Nothing: it goes on by itself."
+_BY_ITSELF = "Nothing: it continues by itself."
 _REDRIVE = "Read the error, repair its cause, then redrive it."
 _HEADLINES = {
     "dead": "{name} gave it up",
@@ -32,7 +32,7 @@ _CAUSES = {
     "limit": "A limit of running jobs is reached.",
     "rate": "A limit of starts per second is reached.",
     "endpoint": "The endpoint of {name} takes no requests now.",
-    "endpoint_rate": "The endpoint of {name} is sent at most so many requests per second.",
+    "endpoint_rate": "The endpoint of {name} takes a limited number of requests per second.",
 }
 """Sentences for the causes, for callers who may not read the reason, which can have the text of an error."""
 
@@ -151,7 +151,7 @@ def verdict(found: Mapping[str, Any], rows: list[Reader], *, full: bool) -> Verd
     if first is not None:
         return _of(first, rows)
     if not rows:
-        return Verdict(kind="done", headline="Nobody reads this message", cause=reason if full else "", advice="")
+        return Verdict(kind="done", headline="No group or queue reads this message", cause=reason if full else "", advice="")
     had = [row.name for row in rows if row.state in ("acked", "read")]
     lost = [row for row in rows if row.state in ("expired", "purged", "gone")]
     if had:

@@ -63,7 +63,7 @@ async def seeks(conn: Connection, topic: str, name: str) -> list[Run]:
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """What a seek does in one partition. `first_at`: when the next message was published."""
+    """The change that a seek makes in one partition: its position now and then."""
 
     partition: int
     now: int

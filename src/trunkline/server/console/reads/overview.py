@@ -29,7 +29,7 @@ async def endpoints(conn: Connection) -> list[EndpointStats]:
 
 
 async def attention(conn: Connection) -> list[Attention]:
-    """What needs attention, first what loses data."""
+    """Return the rows for what needs attention, first what loses data."""
     return await inspection.attention(conn)
 
 

@@ -242,7 +242,7 @@ def _cell(value: Any) -> str:
 
 @page("/topics/{topic:str}/tail", scope="read", object="topic")
 async def tail(view: View) -> Stream:
-    """New messages as server-sent events: rows of the table, at most so many per second."""
+    """New messages as server-sent events: rows of the table, at most 20 per second."""
     topic = _topic(view)
     places = await view.request.engine.tails.heads(topic)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no", "x-content-type-options": "nosniff"}

@@ -12,8 +12,8 @@ from trunkline.server.problems import Problem
 
 _ERRORS = {
     "unauthenticated": "This token is not known.",
-    "token_revoked": "This token was revoked.",
-    "token_expired": "This token has expired.",
+    "token_revoked": "This token was revoked.",  # nosec B105
+    "token_expired": "This token has expired.",  # nosec B105
 }
 _LOOKS = {"theme": ("light", "dark", ""), "rows": ("compact", ""), "zone": ("local", "")}
 _YEAR = 365 * 86400

@@ -1,4 +1,4 @@
-"""The tabs of a topic: who reads it and what routing decides, its settings, publishing, and deleting it."""
+"""The tabs of a topic: its readers with a test of routing, settings, publishing, deleting."""
 
 from __future__ import annotations
 
