@@ -212,7 +212,7 @@ async def download(view: View) -> Answer:
     if found is None or found.message is None or name is None:
         raise Problem(404, "not_found", "no message has this id")
     if not view.may("read", name):
-        raise Problem(403, "forbidden", f"the payload needs the scope read:{name}")
+        raise Problem(403, "missing_scope", f"missing scope read:{name}")
     headers = {**POLICY, "content-disposition": f'attachment; filename="{found.message.id}.bin"'}
     return Answer(found.message.payload, 200, "application/octet-stream", headers)
 

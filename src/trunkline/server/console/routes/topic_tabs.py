@@ -186,10 +186,12 @@ async def _publish(view: View, values: dict[str, str], error: str | None = None)
     )
 
 
-@action("/topics/{topic:str}/publish", scope="publish", object="topic")
+@action("/topics/{topic:str}/publish", scope="view", object="topic")
 async def publish(view: View) -> Answer:
-    """Publish a message."""
+    """Publish a message. Needs both scopes: a token that only publishes has no pages."""
     name, form = _topic(view), await view.form()
+    if not view.may("publish", name):
+        raise Problem(403, "missing_scope", f"missing scope publish:{name}")
     content_type = form.get("content_type") or _JSON
     # browsers send the line ends of a form as CR LF
     payload = form.get("payload", "").replace("\r\n", "\n").encode()
