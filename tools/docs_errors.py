@@ -7,7 +7,7 @@ import sys
 from docs_pages import cell, settle
 
 import trunkline.client
-import trunkline.jobs.refusals  # noqa: F401  defines the errors of jobs
+import trunkline.jobs.errors  # noqa: F401  defines the errors of jobs
 from trunkline.errors import BY_SQLSTATE, HINTS, TrunklineError
 
 INTRO = """\

@@ -59,8 +59,8 @@ async def delivered(mq: Messaging, queue: str, **options: Any) -> ClaimedMessage
 
 
 async def test_topic_settings(mq: Messaging, name: str) -> None:
-    made = await mq.topics.create(name, partitions=2, retention="90m", retention_bytes=10**9, max_payload=1000)
-    assert (made.name, made.partitions, made.retention, made.retention_bytes) == (name, 2, timedelta(minutes=90), 10**9)
+    made = await mq.topics.create(name, partitions=2, retention="90m", retention_bytes=10**10, max_payload=1000)
+    assert (made.name, made.partitions, made.retention, made.retention_bytes) == (name, 2, timedelta(minutes=90), 10**10)
     assert made.hard_retention is None
     with pytest.raises(errors.AlreadyExists):
         await mq.topics.create(name)
@@ -117,7 +117,7 @@ async def test_publish_and_read(mq: Messaging, name: str) -> None:
     assert await mq.topics.offset_at(name, 0, one.created_at) == 1
     assert await mq.topics.offset_at(name, 0, datetime.now(UTC) + timedelta(days=1)) == 6
     (row,) = await mq.topics.stats(name)
-    assert (row.head, row.lowest_offset) == (5, 1)
+    assert (row.head, row.earliest_offset) == (5, 1)
 
 
 async def test_a_repeated_publish(mq: Messaging, name: str) -> None:
@@ -187,6 +187,20 @@ async def test_defaults_of_a_queue(mq: Messaging, name: str) -> None:
     made = await mq.queues.create(name)
     assert (made.lease, made.max_attempts, made.ttl, made.delivery_delay) == (seconds(30), 20, None, seconds(0))
     assert made.history == timedelta(days=3)
+
+
+async def test_a_queue_with_its_own_tables(mq: Messaging, name: str) -> None:
+    assert (await mq.queues.create(name, segment_rows=1000)).segment_rows == 1000
+    assert (await mq.queues.create(f"{name}-shared")).segment_rows is None
+    assert (await mq.queues.ensure(name, segment_rows=1000)).segment_rows == 1000
+    assert (await mq.queues.ensure(f"{name}-ensured", segment_rows=16)).segment_rows == 16
+    await mq.enqueue_many(name, range(40))
+    assert [delivery.body for delivery in await mq.claim(name, limit=40)] == [*range(40)]
+    for queue, rows in ((name, 999), (f"{name}-shared", 1000)):
+        with pytest.raises(errors.AlreadyExists, match="segment_rows"):
+            await mq.queues.ensure(queue, segment_rows=rows)
+    with pytest.raises(errors.InvalidArgument, match="segment_rows"):
+        await mq.queues.create(f"{name}-small", segment_rows=15)
 
 
 async def test_ensure_updates_a_queue(mq: Messaging, name: str) -> None:
@@ -314,7 +328,7 @@ async def test_pause_purge_and_cleanup(mq: Messaging, name: str) -> None:
     assert await leased.ack() == "done"
     counted = await stats_of(mq, name)
     assert (counted["ready"], counted["leased"], counted["acked"], counted["purged"]) == (0, 0, 1, 4)
-    assert await mq.queues.cleanup(name) >= 0
+    assert await mq.queues.trim(name) >= 0
 
 
 async def test_dead_letters(mq: Messaging, name: str) -> None:
@@ -562,7 +576,7 @@ MISTAKES: dict[str, tuple[Wrong, type[errors.TrunklineError]]] = {
     "claim from no queue": (lambda mq, name: mq.claim(NOBODY), errors.QueueNotFound),
     "alter no queue": (lambda mq, name: mq.queues.alter(NOBODY, lease="5s"), errors.QueueNotFound),
     "purge no queue": (lambda mq, name: mq.queues.purge(NOBODY), errors.QueueNotFound),
-    "clean up no queue": (lambda mq, name: mq.queues.cleanup(NOBODY), errors.QueueNotFound),
+    "clean up no queue": (lambda mq, name: mq.queues.trim(NOBODY), errors.QueueNotFound),
     "peek into no queue": (lambda mq, name: mq.queues.peek(NOBODY), errors.QueueNotFound),
     "statistics of no queue": (lambda mq, name: mq.queues.stats(NOBODY), errors.QueueNotFound),
     "statistics of no topic": (lambda mq, name: mq.topics.stats(NOBODY), errors.TopicNotFound),

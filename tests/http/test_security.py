@@ -19,9 +19,9 @@ from tests.http.servers import HttpServer, free_port, problem, serving
 from trunkline.db.calls import tokens
 from trunkline.db.calls.tokens import Token
 from trunkline.db.pool import connect
-from trunkline.server import access
-from trunkline.server.access import IN_BODY, Caller
+from trunkline.server import auth
 from trunkline.server.app import create_app
+from trunkline.server.auth import IN_BODY, Caller
 from trunkline.server.config import COMPAT_APIS, Config
 from trunkline.server.openapi import routes
 from trunkline.server.problems import Problem
@@ -143,8 +143,8 @@ def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) 
         def __eq__(self, other: object) -> bool:
             return bytes.__eq__(self, other) if compared else pytest.fail("compared without compare_digest")
 
-    monkeypatch.setattr(access.hmac, "compare_digest", compare)
-    keeper = access.Access(Config(database_url="", require_token=True), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(auth.hmac, "compare_digest", compare)  # type: ignore[attr-defined]
+    keeper = auth.Auth(Config(database_url="", require_token=True), None)  # type: ignore[arg-type]
     id, secret = "0" * 16, "a" * 64
     keeper._known = {
         id: Token(
@@ -160,7 +160,7 @@ def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) 
     ):
         compared.clear()
         scope = {"headers": [(b"authorization", f"Bearer {shown}".encode())]}
-        credential = access._shown(scope)
+        credential = auth._shown(scope)
         if known:
             assert keeper._check(credential).name == "t"
         else:

@@ -6,12 +6,12 @@ import builtins
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trunkline.client.noun import Noun
+from trunkline.client.resource import Resource
 from trunkline.db import calls
 from trunkline.types import Run, RunPreview
 
 
-class Runs(Noun):
+class Runs(Resource):
     """`client.runs`"""
 
     async def preview(self, kind: str, selector: Mapping[str, Any]) -> RunPreview:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from trunkline.http_client.nouns import Noun
+from trunkline.http_client.resource import HttpResource
 from trunkline.http_client.transport import given
 from trunkline.types import Run, RunPreview
 
@@ -17,7 +17,7 @@ class _Runs(msgspec.Struct):
     data: list[Run]
 
 
-class HttpRuns(Noun):
+class HttpRuns(HttpResource):
     """`client.runs`"""
 
     async def preview(self, kind: str, selector: Mapping[str, Any]) -> RunPreview:

@@ -7,12 +7,12 @@ import builtins
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trunkline.client.sync.noun import Noun
+from trunkline.client.sync.resource import Resource
 from trunkline.db.sync import calls
 from trunkline.types import Run, RunPreview
 
 
-class Runs(Noun):
+class Runs(Resource):
     """`client.runs`"""
 
     def preview(self, kind: str, selector: Mapping[str, Any]) -> RunPreview:

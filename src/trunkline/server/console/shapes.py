@@ -147,7 +147,6 @@ STATES = {
     "delayed": ("delayed", "Delayed"),
     "scheduled": ("delayed", "Delayed"),
     "half-open": ("delayed", "Backing off"),
-    "waiting": ("ready", "Waiting"),
     "not_sequenced": ("delayed", "No offset yet"),
     "leased": ("leased", "Leased"),
     "read": ("acked", "Read"),

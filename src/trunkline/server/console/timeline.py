@@ -39,7 +39,7 @@ def timeline(
     """Draw the timeline of a message. `published`: the start; the end is now, or the last expected time."""
     shown = [row for row in rows if row.state != "not_matched"][:_MOST_ROWS]
     known = [at for row in shown for step in row.steps for at in (step.claimed_at, step.settled_at) if at is not None]
-    pending = any(row.state in ("waiting", "delayed", "leased", "paused", "blocked") for row in shown)
+    pending = any(row.state in ("ready", "delayed", "leased", "paused", "blocked") for row in shown)
     ends = [published, *([sequenced] if sequenced else []), *known]
     if pending:
         ends += [
@@ -149,7 +149,7 @@ def _lane(scale: _Scale, row: Reader, y: int, now: datetime) -> list[Markup]:
         word = f"{step.outcome or 'leased'} in {shapes.duration(max(timedelta(0), ended - step.claimed_at))}"
         if step.attempt > 1:
             word = f"attempt {step.attempt}: {word}"
-    if row.expected is not None and row.state == "waiting":
+    if row.expected is not None and row.state == "ready":
         diamond = Markup('<path class="pin" d="M0-7 7 0 0 7-7 0z"/>')
         place = f"{scale.x(row.expected):.2f}"
         out.append(Markup('<svg class="c-delayed" x="{}%" y="{}" overflow="visible">{}</svg>').format(place, y, diamond))

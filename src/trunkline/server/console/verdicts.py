@@ -10,7 +10,7 @@ import msgspec
 
 from trunkline.server.console import shapes
 
-_PENDING = ("waiting", "delayed", "paused", "blocked", "leased")
+_PENDING = ("ready", "delayed", "paused", "blocked", "leased")
 _ORDER = ("dead", *_PENDING, "expired", "purged", "gone", "acked", "read", "not_matched")
 _STOPPED = ("no_consumer", "no_member", "no_worker")
 _BY_ITSELF = "Nothing: it continues by itself."
@@ -20,7 +20,7 @@ _HEADLINES = {
     "paused": "Not delivered to {name}: the queue is paused",
     "delayed": "Not delivered to {name} yet: it is delayed",
     "blocked": "Not delivered to {name} yet: a message before it is leased",
-    "waiting": "Waits for {name}",
+    "ready": "Waits for {name}",
     "leased": "{holder} works on it for {name}",
 }
 _CAUSES = {
@@ -138,7 +138,7 @@ def verdict(found: Mapping[str, Any], rows: list[Reader], *, full: bool) -> Verd
         case "unknown":
             advice = "Check the id. A message that is not committed yet appears here by itself."
             return Verdict(kind="stop", headline="No message has this id", cause=reason, advice=advice)
-        case "scheduled":
+        case "delayed":
             return Verdict(kind="wait", headline="Not delivered yet: it is delayed", cause=reason, advice=_BY_ITSELF)
         case "not_sequenced":
             cause = "Upkeep assigns offsets several times a second."
@@ -168,7 +168,7 @@ def _of(row: Reader, rows: list[Reader]) -> Verdict:
     """Return the verdict about the reader that matters most."""
     holder = row.holder or "A consumer"
     headline = _HEADLINES[row.state].format(name=f"{row.kind} {row.name}", holder=holder)
-    if row.state == "waiting" and row.cause in _STOPPED:
+    if row.state == "ready" and row.cause in _STOPPED:
         why = _CAUSES[row.cause].format(name=row.name).rstrip(".")
         headline += f": {why[:1].lower()}{why[1:]}"
     others = [other.name for other in rows if other.state in ("acked", "read")]

@@ -9,9 +9,10 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
-from trunkline.server.access import IN_BODY, Caller
-from trunkline.server.call import Answer, Call, answer, nothing
-from trunkline.server.params import Param
+from trunkline.server.auth import IN_BODY, Caller
+from trunkline.server.query import Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routing import Doc, route
 from trunkline.types import DeadGroup, DeadShare, Run, RunPreview
 
@@ -54,30 +55,30 @@ def _queue(selector: dict[str, Any]) -> str:
     return str(selector.get("queue") or selector.get("topic", ""))
 
 
-def _caller(request: Call) -> Caller | None:
+def _caller(request: Request) -> Caller | None:
     scope: Any = request.scope
     caller: Caller | None = scope.get("trunkline_caller")
     return caller
 
 
-async def _allow(request: Call, body: RunRequest) -> None:
+async def _allow(request: Request, body: RunRequest) -> None:
     await request.allow(_queue(body.selector), detail=msgspec.to_builtins(body))
     target = body.options.get("to") if isinstance(body, NewRun) else None
     if isinstance(target, str):
-        request.engine.access.check(request.scope, request.doc.scope, target)
+        request.service.auth.check(request.scope, request.doc.scope, target)
 
 
 @route(
     "POST",
     "/runs/preview",
-    Doc(tag=TAG, scope="read", body=RunRequest, answers={200: RunPreview}, problems=(400, 404, 408, 413), object=IN_BODY),
+    Doc(tag=TAG, scope="read", body=RunRequest, responses={200: RunPreview}, problems=(400, 404, 408, 413), object=IN_BODY),
 )
-async def preview_run(request: Call) -> Answer:
+async def preview_run(request: Request) -> Response:
     """Count the messages that a run would process now, without changing anything."""
     request.query()
     body = await request.read(RunRequest)
     await _allow(request, body)
-    return answer(await request.mq.runs.preview(body.kind, body.selector))
+    return respond(await request.mq.runs.preview(body.kind, body.selector))
 
 
 @route(
@@ -87,23 +88,23 @@ async def preview_run(request: Call) -> Answer:
         tag=TAG,
         scope="operate",
         body=NewRun,
-        answers={201: Run},
+        responses={201: Run},
         problems=(400, 404, 408, 409, 413),
         object=IN_BODY,
         audit=True,
     ),
 )
-async def start_run(request: Call) -> Answer:
+async def start_run(request: Request) -> Response:
     """Start a run. The database executes it in steps of at most 1,000 messages. A purge needs the scope `admin`."""
     request.query()
     body = await request.read(NewRun)
     if body.kind.startswith("purge"):
-        request.engine.access.check(request.scope, "admin", _queue(body.selector))
+        request.service.auth.check(request.scope, "admin", _queue(body.selector))
     await _allow(request, body)
     caller = _caller(request)
     by = None if caller is None else caller.name
     made = await request.mq.runs.start(body.kind, body.selector, expected=body.expected, options=body.options, by=by)
-    return answer(made, 201)
+    return respond(made, 201)
 
 
 @route(
@@ -117,37 +118,37 @@ async def start_run(request: Call) -> Answer:
             Param(name="before", kind=int, default=None, low=1, words="`run_id` of the last run of the previous page."),
             _LIMIT,
         ),
-        answers={200: RunList},
+        responses={200: RunList},
         problems=(400,),
         object=IN_BODY,
     ),
 )
-async def list_runs(request: Call) -> Answer:
+async def list_runs(request: Request) -> Response:
     """List runs, newest first: those of queues that the token may read. So a page can have fewer than `limit`."""
     query = request.query()
     states = None if query["state"] is None else query["state"].split(",")
     rows = await request.mq.runs.list(states, before=query["before"], limit=query["limit"])
     caller = _caller(request)
-    return answer(RunList([row for row in rows if caller is None or caller.may("read", _queue(row.selector))]))
+    return respond(RunList([row for row in rows if caller is None or caller.may("read", _queue(row.selector))]))
 
 
-async def _run(request: Call, run: int) -> Run:
+async def _run(request: Request, run: int) -> Run:
     found = await request.mq.runs.get(run)
     await request.allow(_queue(found.selector), hide=True, detail={"run": run, "kind": found.kind, "state": found.state})
     return found
 
 
-@route("GET", "/runs/{run:int}", Doc(tag=TAG, scope="read", answers={200: Run}, problems=(404,), object=IN_BODY))
-async def get_run(request: Call, run: FromPath[int]) -> Answer:
+@route("GET", "/runs/{run:int}", Doc(tag=TAG, scope="read", responses={200: Run}, problems=(404,), object=IN_BODY))
+async def get_run(request: Request, run: FromPath[int]) -> Response:
     """Get a run with its log and up to five messages that failed again."""
     request.query()
-    return answer(await _run(request, run))
+    return respond(await _run(request, run))
 
 
 _CHANGE: dict[str, Any] = {
     "tag": TAG,
     "scope": "operate",
-    "answers": {204: None},
+    "responses": {204: None},
     "problems": (400, 404, 408, 409, 413),
     "object": IN_BODY,
     "audit": True,
@@ -155,7 +156,7 @@ _CHANGE: dict[str, Any] = {
 
 
 @route("POST", "/runs/{run:int}/pause", Doc(**_CHANGE, body=Reason, optional_body=True))
-async def pause_run(request: Call, run: FromPath[int]) -> Answer:
+async def pause_run(request: Request, run: FromPath[int]) -> Response:
     """Pause a run after the step that is in progress."""
     request.query()
     body = await request.read(Reason, optional=True)
@@ -165,7 +166,7 @@ async def pause_run(request: Call, run: FromPath[int]) -> Answer:
 
 
 @route("POST", "/runs/{run:int}/resume", Doc(**_CHANGE))
-async def resume_run(request: Call, run: FromPath[int]) -> Answer:
+async def resume_run(request: Request, run: FromPath[int]) -> Response:
     """Continue a run that is paused, or was stopped by its rule or an error."""
     request.query()
     await _run(request, run)
@@ -174,7 +175,7 @@ async def resume_run(request: Call, run: FromPath[int]) -> Answer:
 
 
 @route("POST", "/runs/{run:int}/abort", Doc(**_CHANGE, body=Reason, optional_body=True))
-async def abort_run(request: Call, run: FromPath[int]) -> Answer:
+async def abort_run(request: Request, run: FromPath[int]) -> Response:
     """End a run early. Messages that it has not processed stay as they are."""
     request.query()
     body = await request.read(Reason, optional=True)
@@ -184,7 +185,7 @@ async def abort_run(request: Call, run: FromPath[int]) -> Answer:
 
 
 @route("POST", "/runs/{run:int}/undo", Doc(**_CHANGE))
-async def undo_run(request: Call, run: FromPath[int]) -> Answer:
+async def undo_run(request: Request, run: FromPath[int]) -> Response:
     """Move a group back to the positions that it had before a seek. Other runs cannot be undone."""
     request.query()
     await _run(request, run)
@@ -203,17 +204,17 @@ async def undo_run(request: Call, run: FromPath[int]) -> Answer:
             Param(name="since", kind=float, default=None, low=1, words="Only dead letters of the last seconds."),
             _LIMIT,
         ),
-        answers={200: DeadGroups},
+        responses={200: DeadGroups},
         problems=(400, 404),
         object=IN_BODY,
     ),
 )
-async def dead_groups(request: Call) -> Answer:
+async def dead_groups(request: Request) -> Response:
     """Group dead letters by label and masked error, the largest group first. All queues: needs `read:*`."""
     query = request.query()
     await request.allow(query["queue"] or "*")
     since = None if query["since"] is None else timedelta(seconds=query["since"])
-    return answer(DeadGroups(await request.mq.dead.groups(query["queue"], since=since, limit=query["limit"])))
+    return respond(DeadGroups(await request.mq.dead.groups(query["queue"], since=since, limit=query["limit"])))
 
 
 @route(
@@ -223,15 +224,15 @@ async def dead_groups(request: Call) -> Answer:
         tag="dead letters",
         scope="read",
         params=(Param(name="limit", kind=int, default=10, low=1, high=100, words="Maximum number of values of each kind."),),
-        answers={200: DeadShares},
+        responses={200: DeadShares},
         problems=(404,),
         object="queue",
     ),
 )
-async def dead_spread(request: Call, queue: FromPath[str], fingerprint: FromPath[str]) -> Answer:
+async def dead_spread(request: Request, queue: FromPath[str], fingerprint: FromPath[str]) -> Response:
     """Get the most frequent consumers, keys, topics, hours, attempts and errors of a group of dead letters."""
     query = request.query()
-    return answer(DeadShares(await request.mq.dead.spread(queue, fingerprint, limit=query["limit"])))
+    return respond(DeadShares(await request.mq.dead.spread(queue, fingerprint, limit=query["limit"])))
 
 
 ROUTES = [preview_run, start_run, list_runs, get_run, pause_run, resume_run, abort_run, undo_run, dead_groups, dead_spread]

@@ -127,6 +127,7 @@ declare
     v_id int := (select cursor_id from trunkline.cursors where queue_id = p_queue_id and kind = 'label' and label is not distinct from p_label);
 begin
     if v_id is null and (select count(*) from trunkline.cursors where queue_id = p_queue_id and kind = 'label') < 100 then
+        perform nextval('trunkline.label_cursors');
         insert into trunkline.cursors (kind, queue_id, label) values ('label', p_queue_id, p_label) returning cursor_id into v_id;
         perform trunkline._make_sequences(v_id);
     end if;

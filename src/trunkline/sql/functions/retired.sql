@@ -38,6 +38,8 @@ begin
     end loop;
 end
 $do$;
+drop function if exists trunkline._draw(trunkline.cursors, trunkline.queues, bigint, int, text[], bigint, int8range),
+    trunkline._claim_run(int, regclass, bigint, int, text, int, bigint, bigint, bigint, int, interval, text, bigint);
 
 drop function if exists trunkline.list_jobs(text, text, int), trunkline.register_worker(text, jsonb), trunkline.list_attempts(text, uuid, interval, int),
     trunkline._create_token(text, text, bytea, text[], timestamptz);
@@ -68,6 +70,38 @@ begin
                      ('upkeep_stats', 'took_seconds'), ('list_workers', 'schemas')) x (name, argument)
           on p.proname = x.name and not x.argument = any (coalesce(p.proargnames, '{}'))
         where p.pronamespace = 'trunkline'::regnamespace
+    loop
+        execute format('drop function %s', f);
+    end loop;
+end
+$do$;
+
+do $do$
+begin
+    if not exists (select from pg_attribute where attrelid = 'trunkline.queue_row'::regclass and attname = 'segment_rows') then
+        alter type trunkline.queue_row add attribute segment_rows int;
+    end if;
+end
+$do$;
+drop function if exists trunkline.ensure_queue(text, interval, int, interval, float8, interval, float8, interval, interval, boolean, int, interval, int, int, interval);
+
+-- The words of the glossary: names of functions, parameters and result columns before migration 0032, and the
+-- views that stand for renamed tables and for the view `completed`.
+drop view if exists trunkline.archive, trunkline.endpoint_bars, trunkline.job_slots, trunkline.bell;
+do $do$
+declare
+    f regprocedure;
+begin
+    for f in
+        select oid from pg_proc
+        where pronamespace = 'trunkline'::regnamespace
+          and (proname in ('take_permits', 'take_probe', 'take_tokens', 'hold_slots', 'finish_jobs', 'cleanup_queue', 'list_archive', 'hold_endpoint',
+                           'bar_dispatcher', 'lift_bar', 'lowest_offset', '_barred', '_verbs', '_take_dead_letters', '_place', '_group_place',
+                           '_swap_slots', '_empty_slot')
+               or (proname = 'topic_stats' and proargnames && array['lowest_offset', 'scheduled'])
+               or (proname = 'archive_stats' and proargnames && array['lowest_live', 'lowest_archived'])
+               or (proname = 'offset_of' and proargnames && array['p_place'])
+               or (proname = '_pull' and proargnames && array['p_max']))
     loop
         execute format('drop function %s', f);
     end loop;

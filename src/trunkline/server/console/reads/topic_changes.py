@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trunkline.codec import Encoded
+from trunkline.codec import EncodedMessage
 from trunkline.db.calls import groups, messages, subscriptions, topics
 from trunkline.db.pool import Connection
 from trunkline.types import Group, Headers, Published, Reader, Subscription, Topic
@@ -32,5 +32,5 @@ async def delete(conn: Connection, name: str) -> None:
     await topics.delete_topic(conn, name, force=True)
 
 
-async def publish(conn: Connection, name: str, message: Encoded) -> Published:
+async def publish(conn: Connection, name: str, message: EncodedMessage) -> Published:
     return (await messages.publish_many(conn, "topic", name, [message]))[0]

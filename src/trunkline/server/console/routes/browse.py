@@ -15,12 +15,12 @@ import msgspec
 from litestar.response import Stream
 
 from trunkline.errors import InvalidArgument, TrunklineError
-from trunkline.server.call import Answer
 from trunkline.server.console import copying, payloads, searching
 from trunkline.server.console.places import tabs
 from trunkline.server.console.reads import messages as reads
 from trunkline.server.console.web import POLICY, Panel, Panels, Values, View, page
 from trunkline.server.problems import Problem
+from trunkline.server.response import Response
 from trunkline.server.views import message_view
 from trunkline.types import Message, Search
 
@@ -147,7 +147,7 @@ def _row(view: View, topic: str, row: Message[Any]) -> Values:
 
 
 @page("/topics/{topic:str}/messages", object="topic")
-async def browse(view: View) -> Answer:
+async def browse(view: View) -> Response:
     """The message browser of a topic."""
     topic = _topic(view)
     known = await view.console.reads.read(("partitions", topic), lambda conn: reads.partitions(conn, topic))
@@ -175,7 +175,7 @@ async def browse(view: View) -> Answer:
 
 
 @page("/topics/{topic:str}/messages/export", scope="read", object="topic")
-async def export(view: View) -> Answer:
+async def export(view: View) -> Response:
     """The messages that a search finds, as a file."""
     topic, wanted = _topic(view), _wanted(view)
     after = searching.after_of(view.query.get("after", ""))
@@ -194,7 +194,7 @@ async def export(view: View) -> Answer:
         "content-disposition": f'attachment; filename="{topic}.{"csv" if as_csv else "jsonl"}"',
         "trunkline-next": searching.after_text(read.value.next),
     }
-    return Answer(text, 200, "text/csv; charset=utf-8" if as_csv else "application/x-ndjson", headers)
+    return Response(text, 200, "text/csv; charset=utf-8" if as_csv else "application/x-ndjson", headers)
 
 
 def _lines(found: Search[Any]) -> bytes:
@@ -244,21 +244,21 @@ def _cell(value: Any) -> str:
 async def tail(view: View) -> Stream:
     """New messages as server-sent events: rows of the table, at most 20 per second."""
     topic = _topic(view)
-    places = await view.request.engine.tails.heads(topic)
+    places = await view.request.service.topic_tails.heads(topic)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no", "x-content-type-options": "nosniff"}
     return Stream(_rows(view, topic, places), media_type="text/event-stream", headers=headers)
 
 
 async def _rows(view: View, topic: str, places: list[int]) -> AsyncIterator[bytes]:
-    engine = view.request.engine
+    service = view.request.service
     yield b": here\n\n"
     second, shown, passed = 0.0, 0, 0
     try:
-        with engine.access.watch(view.request.scope) as ended:
-            ended.add_done_callback(lambda _: engine.tails.ring(topic))
-            async with contextlib.aclosing(engine.tails.follow(topic, places, _QUIET_SECONDS)) as news:  # type: ignore[type-var]
+        with service.auth.watch(view.request.scope) as ended:
+            ended.add_done_callback(lambda _: service.topic_tails.ring(topic))
+            async with contextlib.aclosing(service.topic_tails.follow(topic, places, _QUIET_SECONDS)) as news:  # type: ignore[type-var]
                 async for events in news:
-                    if engine.stopping.is_set() or ended.done():
+                    if service.stopping.is_set() or ended.done():
                         return
                     if not events:
                         yield b": still here\n\n"

@@ -6,12 +6,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trunkline.errors import InvalidArgument, NotFound, TrunklineError
-from trunkline.server.call import Answer
 from trunkline.server.console import charts, copying, searching, shapes
 from trunkline.server.console.reads import groups as reads
 from trunkline.server.console.reads import overview
 from trunkline.server.console.web import Panel, Panels, Values, View, action, page
 from trunkline.server.problems import Problem
+from trunkline.server.response import Response
 from trunkline.types import GroupStats, RetentionDeadline, Run
 
 _LIST, _DETAIL, _SEEK = "groups.html", "group.html", "seek.html"
@@ -204,7 +204,7 @@ def _seek(row: Run) -> Values:
 
 
 @page("/groups")
-async def group_list(view: View) -> Answer:
+async def group_list(view: View) -> Response:
     """All groups that the caller may see."""
     return await view.page(_LIST, listing, title="Groups", nav="groups", copies=copying.groups())
 
@@ -218,7 +218,7 @@ def _crumbs(view: View, *more: str) -> list[tuple[str, str | None]]:
 
 
 @page("/groups/{topic:str}/{group:str}", object="topic")
-async def group_detail(view: View) -> Answer:
+async def group_detail(view: View) -> Response:
     """One group."""
     topic, name = _names(view)
     read = await view.console.reads.read(("group", topic, name), lambda conn: reads.detail(conn, topic, name))
@@ -268,7 +268,7 @@ def _word(skipped: int, again: int) -> str:
 
 
 @page("/groups/{topic:str}/{group:str}/seek", object="topic")
-async def seek_page(view: View) -> Answer:
+async def seek_page(view: View) -> Response:
     """The form and the preview of a seek."""
     topic, name = _names(view)
     read = await view.console.reads.read(("group", topic, name), lambda conn: reads.detail(conn, topic, name))
@@ -310,7 +310,7 @@ async def seek_page(view: View) -> Answer:
 
 
 @action("/groups/{topic:str}/{group:str}/seek", scope="operate", object="topic")
-async def seek(view: View) -> Answer:
+async def seek(view: View) -> Response:
     """Move a group. If the numbers of the preview no longer hold, show it again."""
     topic, name = _names(view)
     form = await view.form()
@@ -335,7 +335,7 @@ def _near(now: int, shown: str) -> bool:
 
 
 @action("/groups/{topic:str}/{group:str}/undo", scope="operate", object="topic")
-async def undo(view: View) -> Answer:
+async def undo(view: View) -> Response:
     """Undo a seek: put back its exact former positions."""
     topic, name = _names(view)
     number = (await view.form()).get("run", "")
@@ -352,7 +352,7 @@ async def undo(view: View) -> Answer:
 
 
 @page("/groups/{topic:str}/{group:str}/delete", object="topic")
-async def delete_page(view: View) -> Answer:
+async def delete_page(view: View) -> Response:
     """The question before a group is deleted."""
     topic, name = _names(view)
     await view.console.reads.read(("group", topic, name), lambda conn: reads.detail(conn, topic, name))
@@ -369,7 +369,7 @@ async def delete_page(view: View) -> Answer:
 
 
 @action("/groups/{topic:str}/{group:str}/delete", scope="admin", object="topic")
-async def delete(view: View) -> Answer:
+async def delete(view: View) -> Response:
     """Delete a group with its position."""
     topic, name = _names(view)
     if (await view.form()).get("name") != name:

@@ -7,12 +7,12 @@ from typing import Any
 from uuid import UUID
 
 from trunkline.errors import NotFound
-from trunkline.server.call import Answer
 from trunkline.server.console import copying, payloads, shapes, verdicts
 from trunkline.server.console.reads import messages as reads
 from trunkline.server.console.timeline import timeline
 from trunkline.server.console.web import POLICY, Panel, Panels, Values, View, page
 from trunkline.server.problems import Problem
+from trunkline.server.response import Response
 from trunkline.types import Explanation
 
 _TEMPLATE = "message.html"
@@ -139,7 +139,7 @@ for _work in (verdict, history, readers, attempts):
     by_place.add("topic:{topic}", "group:{topic}", "queues")(_work)
 
 
-async def _show(view: View, panels: Panels, title: str, crumbs: list[tuple[str, str | None]]) -> Answer:
+async def _show(view: View, panels: Panels, title: str, crumbs: list[tuple[str, str | None]]) -> Response:
     panel = Panel(view)
     found = await _found(panel)
     message = found.message if found else None
@@ -188,7 +188,7 @@ def _can(payload: payloads.Payload, show: str) -> bool:
 
 
 @page("/m/{message:str}")
-async def message_by_id(view: View) -> Answer:
+async def message_by_id(view: View) -> Response:
     """A message by its id."""
     _key(view)
     id = str(view.path["message"])
@@ -196,7 +196,7 @@ async def message_by_id(view: View) -> Answer:
 
 
 @page("/topics/{topic:str}/{place:str}", object="topic")
-async def message_by_place(view: View) -> Answer:
+async def message_by_place(view: View) -> Response:
     """A message by its place in a topic."""
     _key(view)
     topic, place = str(view.path["topic"]), str(view.path["place"])
@@ -205,7 +205,7 @@ async def message_by_place(view: View) -> Answer:
 
 
 @page("/m/{message:str}/payload", scope="read")
-async def download(view: View) -> Answer:
+async def download(view: View) -> Response:
     """The payload of a message, byte for byte, as a file."""
     found = await _found(Panel(view))
     name = _name(found) if found else None
@@ -214,7 +214,7 @@ async def download(view: View) -> Answer:
     if not view.may("read", name):
         raise Problem(403, "missing_scope", f"missing scope read:{name}")
     headers = {**POLICY, "content-disposition": f'attachment; filename="{found.message.id}.bin"'}
-    return Answer(found.message.payload, 200, "application/octet-stream", headers)
+    return Response(found.message.payload, 200, "application/octet-stream", headers)
 
 
 ROUTES = [message_by_id, *by_id.routes, message_by_place, *by_place.routes, download]

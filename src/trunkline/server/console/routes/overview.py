@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 from trunkline.db.calls.health import Minute
-from trunkline.server.call import Answer
 from trunkline.server.console import attention, charts, copying, shapes
 from trunkline.server.console.reads import overview as reads
 from trunkline.server.console.web import Panel, Panels, Values, View, page
+from trunkline.server.response import Response
 from trunkline.types import GroupStats
 
 _TEMPLATE = "overview.html"
@@ -154,7 +154,7 @@ async def groups(panel: Panel) -> Values:
 
 
 @page("/")
-async def overview(view: View) -> Answer:
+async def overview(view: View) -> Response:
     """The overview page."""
     name, *_ = _range(view)
     return await view.page(

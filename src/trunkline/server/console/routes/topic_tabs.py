@@ -8,15 +8,15 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.codec import Encoded
+from trunkline.codec import EncodedMessage
 from trunkline.errors import InvalidArgument, TrunklineError
-from trunkline.server.call import Answer
 from trunkline.server.console import copying
 from trunkline.server.console.places import tabs
 from trunkline.server.console.reads import messages as message_reads
 from trunkline.server.console.reads import topic_changes as reads
 from trunkline.server.console.web import Values, View, action, page
 from trunkline.server.problems import Problem
+from trunkline.server.response import Response
 from trunkline.settings import parse_duration
 from trunkline.types import Topic
 
@@ -67,7 +67,7 @@ def headers_of(text: str) -> dict[str, Any] | None:
 
 
 @page("/topics/{topic:str}/readers", object="topic")
-async def readers(view: View) -> Answer:
+async def readers(view: View) -> Response:
     """Readers of a topic, and which of them a message would reach."""
     name, error, rows = _topic(view), None, []
     routing_key, headers = view.query.get("routing_key") or None, None
@@ -90,12 +90,12 @@ async def readers(view: View) -> Answer:
 
 
 @page("/topics/{topic:str}/settings", object="topic")
-async def settings(view: View) -> Answer:
+async def settings(view: View) -> Response:
     """The settings of a topic, and a form to change them."""
     return await _settings(view)
 
 
-async def _settings(view: View, error: str | None = None) -> Answer:
+async def _settings(view: View, error: str | None = None) -> Response:
     name = _topic(view)
     return await view.page(
         "topic_settings.html",
@@ -123,7 +123,7 @@ def _changed(form: dict[str, str]) -> dict[str, Any]:
 
 
 @action("/topics/{topic:str}/settings", scope="admin", object="topic")
-async def alter(view: View) -> Answer:
+async def alter(view: View) -> Response:
     """Change the settings of a topic."""
     name = _topic(view)
     try:
@@ -136,7 +136,7 @@ async def alter(view: View) -> Answer:
 
 
 @page("/topics/{topic:str}/publish", object="topic")
-async def publish_page(view: View) -> Answer:
+async def publish_page(view: View) -> Response:
     """A form that publishes a message, filled in from another one with `copy`."""
     values = {"content_type": _JSON, "payload": "{}"}
     await _known(view)
@@ -173,7 +173,7 @@ async def _copied(view: View, id: UUID) -> dict[str, str] | None:
     }
 
 
-async def _publish(view: View, values: dict[str, str], error: str | None = None) -> Answer:
+async def _publish(view: View, values: dict[str, str], error: str | None = None) -> Response:
     name = _topic(view)
     return await view.page(
         "topic_publish.html",
@@ -187,7 +187,7 @@ async def _publish(view: View, values: dict[str, str], error: str | None = None)
 
 
 @action("/topics/{topic:str}/publish", scope="view", object="topic")
-async def publish(view: View) -> Answer:
+async def publish(view: View) -> Response:
     """Publish a message. Needs both scopes: a token that only publishes has no pages."""
     name, form = _topic(view), await view.form()
     if not view.may("publish", name):
@@ -199,7 +199,7 @@ async def publish(view: View) -> Answer:
         if content_type == _JSON:
             _check_json(payload)
         headers = headers_of(form.get("headers", ""))
-        message = Encoded(
+        message = EncodedMessage(
             payload=payload,
             content_type=content_type,
             key=form.get("key") or None,
@@ -226,7 +226,7 @@ def _no_constant(name: str) -> str:
 
 
 @page("/topics/{topic:str}/delete", object="topic")
-async def delete_page(view: View) -> Answer:
+async def delete_page(view: View) -> Response:
     """The question before a topic is deleted: what ends with it."""
     name = _topic(view)
     read = await view.console.reads.read(("dependents", name), lambda conn: reads.dependents(conn, name), fresh=0)
@@ -243,7 +243,7 @@ async def delete_page(view: View) -> Answer:
 
 
 @action("/topics/{topic:str}/delete", scope="admin", object="topic")
-async def delete(view: View) -> Answer:
+async def delete(view: View) -> Response:
     """Delete a topic with its messages, groups and subscriptions."""
     name = _topic(view)
     if (await view.form()).get("name") != name:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from trunkline.server.call import Answer
 from trunkline.server.console import charts, copying, ruler, shapes
 from trunkline.server.console.places import tabs
 from trunkline.server.console.reads import overview
 from trunkline.server.console.reads import topics as reads
 from trunkline.server.console.web import Panel, Panels, Values, View, page
+from trunkline.server.response import Response
 from trunkline.types import PartitionMap, TopicStats
 
 _LIST, _DETAIL = "topics.html", "topic.html"
@@ -80,7 +80,7 @@ async def offsets(panel: Panel) -> Values:
     lanes = [
         ruler.Lane(
             name=f"p{part.partition}",
-            span=max(0, part.head - part.lowest_offset + 1),
+            span=max(0, part.head - part.earliest_offset + 1),
             archived=archived,
             archived_to=max(0, part.head - part.archive[-1].last_offset) if part.archive else None,
             segments=max(1, sum(not segment.staged for segment in part.segments)),
@@ -196,13 +196,13 @@ async def flow(panel: Panel) -> Values:
 
 
 @page("/topics")
-async def topic_list(view: View) -> Answer:
+async def topic_list(view: View) -> Response:
     """All topics that the caller may see."""
     return await view.page(_LIST, listing, title="Topics", nav="topics", copies=copying.topics())
 
 
 @page("/topics/{topic:str}", object="topic")
-async def topic_detail(view: View) -> Answer:
+async def topic_detail(view: View) -> Response:
     """One topic: its offsets, readers and settings."""
     name = str(view.path["topic"])
     read = await view.console.reads.read(("topic", name), lambda conn: reads.detail(conn, name))
