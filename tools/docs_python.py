@@ -64,7 +64,7 @@ RECORDS = (
     "Published",
     "Message",
     "Delivery",
-    "Waiting",
+    "ReadyMessage",
     "DeadLetter",
     "DeadGroup",
     "DeadShare",

@@ -54,7 +54,7 @@ FAMILIES = {
     "archive.sql": "The archive",
     "report.sql": "Reports",
     "outbox.sql": "Outbox",
-    "recipes.sql": "Recipes",
+    "pg_messaging.sql": "pg-messaging",
     "push.sql": "Push",
     "upkeep.sql": "Upkeep",
     "roles.sql": "Rights and numbers",

@@ -6,7 +6,7 @@ from typing import Any
 
 from trunkline.cli.commands.serve import command
 from trunkline.server import app
-from trunkline.server.request import Answer, Call
+from trunkline.server.request import Request, Response
 from trunkline.server.response import nothing
 from trunkline.server.routing import Doc, route
 
@@ -14,7 +14,7 @@ PATH = "/nothing"
 
 
 @route("POST", PATH, Doc(tag="bench", scope="public", strict=False))
-async def _nothing(request: Call) -> Answer:
+async def _nothing(request: Request) -> Response:
     await request.bytes()
     return nothing()
 

@@ -24,7 +24,7 @@ import msgspec
 
 from trunkline.errors import InvalidArgument, InvalidType, InvalidValue
 from trunkline.settings import parse_duration
-from trunkline.types import Duration, NewMessage, Place
+from trunkline.types import Duration, NewMessage, Position
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
@@ -279,7 +279,7 @@ def duration(value: Duration | None) -> datetime.timedelta | None:
     raise InvalidType(f"a duration must be a timedelta or text such as '30s', got {type(value).__name__}")
 
 
-def place(value: Place) -> str:
+def position_text(value: Position) -> str:
     """Return a log position in the database's text form."""
     if isinstance(value, datetime.datetime):
         moment = _moment("a log position", value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from trunkline.hints import Words, reword
+from trunkline.hints import Interface, reword
 
 
 class TrunklineError(Exception):
@@ -42,7 +42,7 @@ class TrunklineError(Exception):
         """How to fix the error, in terms of the Python API."""
         return self.hint_in("python")
 
-    def hint_in(self, interface: Words) -> str | None:
+    def hint_in(self, interface: Interface) -> str | None:
         """Return the hint in terms of SQL, the command line, HTTP or Python."""
         return reword(self._hint, interface)
 
@@ -251,10 +251,10 @@ class ArchiveConflict(Conflict):
     code = "archive_conflict"
 
 
-class StageLost(Conflict):
+class StagedRowsLost(Conflict):
     """Rows that the tasks of a Spark job staged were lost or abandoned; nothing was published."""
 
-    code = "stage_lost"
+    code = "staged_rows_lost"
 
 
 class LeaseLost(Conflict):
@@ -390,7 +390,7 @@ BY_SQLSTATE: dict[str, type[TrunklineError]] = {
     "TL021": InUse,
     "TL022": IdempotencyConflict,
     "TL023": NotSupported,
-    "TL024": StageLost,
+    "TL024": StagedRowsLost,
     "TL025": PreviewOutdated,
     "TL030": Busy,
     "TL060": ArchiveConflict,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-Words = Literal["sql", "command", "route", "python"]
+Interface = Literal["sql", "command", "route", "python"]
 
 
 class Action(NamedTuple):
@@ -83,7 +83,7 @@ _ARGUMENT = re.compile(r"\b(p_\w+)(?: => (true|\.\.\.))?")
 _PLAIN = re.compile(r"'([A-Za-z0-9._-]+)'")
 
 
-def reword(hint: str | None, interface: Words) -> str | None:
+def reword(hint: str | None, interface: Interface) -> str | None:
     """Return the hint with the names of the caller's interface."""
     if hint is None or interface == "sql":
         return hint

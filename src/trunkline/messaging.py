@@ -28,11 +28,12 @@ from trunkline.types import (
     Message,
     PartitionMap,
     PerBody,
-    Place,
+    Position,
     Published,
     Queue,
     QueueStats,
     Reader,
+    ReadyMessage,
     Result,
     RetentionDeadline,
     Run,
@@ -46,7 +47,6 @@ from trunkline.types import (
     Subscription,
     Topic,
     TopicStats,
-    Waiting,
 )
 
 
@@ -99,8 +99,8 @@ class RangeOptions(TypedDict, total=False):
     """Where to search."""
 
     partitions: Sequence[int] | None
-    start: Place
-    end: Place
+    start: Position
+    end: Position
 
 
 class SearchOptions(RangeOptions, total=False):
@@ -135,7 +135,7 @@ class TopicsApi(Protocol):
     async def read(
         self, topic: str, partition: int = 0, *, start: int = 1, limit: int = 100, type: Any = None
     ) -> builtins.list[Message[Any]]: ...
-    def tail(self, topic: str, *, start: Place = "latest", type: Any = None) -> AsyncIterator[Message[Any]]: ...
+    def tail(self, topic: str, *, start: Position = "latest", type: Any = None) -> AsyncIterator[Message[Any]]: ...
 
 
 class QueuesApi(Protocol):
@@ -159,9 +159,9 @@ class QueuesApi(Protocol):
     async def pause(self, name: str) -> None: ...
     async def resume(self, name: str) -> None: ...
     async def purge(self, name: str, *, on_progress: Callable[[int], None] | None = None) -> int: ...
-    async def cleanup(self, name: str) -> int: ...
+    async def trim(self, name: str) -> int: ...
     async def stats(self, name: str | None = None, *, names: Sequence[str] | None = None) -> builtins.list[QueueStats]: ...
-    async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]: ...
+    async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[ReadyMessage[Any]]: ...
 
 
 class GroupsApi(Protocol):
@@ -170,7 +170,7 @@ class GroupsApi(Protocol):
         topic: str,
         group: str,
         *,
-        start: Place = "earliest",
+        start: Position = "earliest",
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group: ...
@@ -179,7 +179,7 @@ class GroupsApi(Protocol):
         topic: str,
         group: str,
         *,
-        start: Place = "earliest",
+        start: Position = "earliest",
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group: ...
@@ -188,7 +188,7 @@ class GroupsApi(Protocol):
     ) -> builtins.list[Group]: ...
     async def members(self, topic: str, group: str) -> builtins.list[Member]: ...
     async def delete(self, topic: str, group: str) -> None: ...
-    async def seek(self, topic: str, group: str, to: Place, *, partition: int | None = None) -> dict[int, int]: ...
+    async def seek(self, topic: str, group: str, to: Position, *, partition: int | None = None) -> dict[int, int]: ...
     async def stats(self, topic: str | None = None, group: str | None = None) -> builtins.list[GroupStats]: ...
     async def position(self, topic: str, group: str) -> dict[int, int]: ...
 
@@ -201,7 +201,7 @@ class SubscriptionsApi(Protocol):
         *,
         pattern: str = "#",
         headers: Headers | None = None,
-        start: Place = "latest",
+        start: Position = "latest",
         name: str | None = None,
     ) -> Subscription: ...
     async def list(self, queue: str | None = None, topic: str | None = None) -> builtins.list[Subscription]: ...

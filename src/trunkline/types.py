@@ -17,7 +17,7 @@ Duration = timedelta | str
 """A `timedelta`, or text such as `500ms`, `30s`, `5m`, `2h`, `7d`."""
 PerBody = str | Callable[[Any], str | None] | None
 """One value for all messages, or a function that returns the value for a body."""
-Place = str | int | datetime
+Position = str | int | datetime
 """A position in a log: `"earliest"`, `"latest"`, an offset, or a time."""
 
 
@@ -96,7 +96,7 @@ class Delivery(Message[T], frozen=True, kw_only=True, eq=False):
     topic: str | None
 
 
-class Waiting(Message[T], frozen=True, kw_only=True, eq=False):
+class ReadyMessage(Message[T], frozen=True, kw_only=True, eq=False):
     """A message of a queue that is not claimed, as `peek` returns it. `due_at` is None before the first delivery."""
 
     topic: str | None
@@ -353,12 +353,12 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 class TopicStats(msgspec.Struct, frozen=True):
     topic: str
     partition: int
-    lowest_offset: int
+    earliest_offset: int
     head: int
     bytes: int
     segments: int
     rate_per_second: float
-    scheduled: int
+    delayed: int
 
 
 class GroupStats(msgspec.Struct, frozen=True):
@@ -498,7 +498,7 @@ class PartitionMap(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of a partition, from the archive to messages without an offset."""
 
     partition: int
-    lowest_offset: int
+    earliest_offset: int
     head: int
     unsequenced: int
     staged: int
@@ -552,7 +552,7 @@ class Explanation(dict[str, Any]):
 
     @property
     def state(self) -> str:
-        """`not_sequenced`, `scheduled`, `in_log`, `dead` or `unknown`."""
+        """`not_sequenced`, `delayed`, `in_log`, `dead` or `unknown`."""
         return str(self["state"])
 
     @property

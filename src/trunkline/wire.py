@@ -18,7 +18,7 @@ import msgspec
 
 from trunkline.codec import JSON, decoder, duration
 from trunkline.resources import Field, checked, fields
-from trunkline.types import CatchUp, DeadLetter, Duration, Headers, Message, Schedule, Waiting
+from trunkline.types import CatchUp, DeadLetter, Duration, Headers, Message, ReadyMessage, Schedule
 
 R = TypeVar("R", bound=msgspec.Struct)
 Span = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
@@ -201,14 +201,16 @@ class DeliveryView(MessageView, frozen=True, kw_only=True):
     deadline: datetime
 
 
-class WaitingView(MessageView, frozen=True, kw_only=True):
+class ReadyMessageView(MessageView, frozen=True, kw_only=True):
     topic: str | None
     attempt: int
     due_at: datetime | None
     error: str | None
 
-    def waiting(self, kind: Any = None) -> Waiting[Any]:
-        return Waiting(**self.fields(kind), topic=self.topic, attempt=self.attempt, due_at=self.due_at, error=self.error)
+    def ready(self, kind: Any = None) -> ReadyMessage[Any]:
+        return ReadyMessage(
+            **self.fields(kind), topic=self.topic, attempt=self.attempt, due_at=self.due_at, error=self.error
+        )
 
 
 class DeadLetterView(MessageView, frozen=True, kw_only=True):

@@ -21,26 +21,26 @@ LATER_SECONDS = 1.0
 
 
 def publish_answered_early() -> None:
-    async def hasty(call: Any, kind: str, name: str) -> Response:
-        sent = await messages.read_messages(call, call.query())  # type: ignore[attr-defined]
+    async def hasty(request: Any, kind: str, name: str) -> Response:
+        sent = await messages.read_messages(request, request.query())  # type: ignore[attr-defined]
 
         async def store() -> None:
             await asyncio.sleep(LATER_SECONDS)
-            await call.mq.publish_many(name, sent.messages)
+            await request.mq.publish_many(name, sent.messages)
 
-        call.service.spawn(store())
+        request.service.spawn(store())
         return respond(messages.Stored([PublishedView(uuid4(), False) for _ in sent.messages]), 201)
 
     messages._publish = hasty
 
 
 def ack_answered_early() -> None:
-    async def hasty(call: Any, queue: str, receipts: list[str], verb: Callable[[list[str]], Awaitable[Any]]) -> Response:
+    async def hasty(request: Any, queue: str, receipts: list[str], verb: Callable[[list[str]], Awaitable[Any]]) -> Response:
         async def settle() -> None:
             await asyncio.sleep(LATER_SECONDS)
             await verb(receipts)
 
-        call.service.spawn(settle())
+        request.service.spawn(settle())
         return respond(claims.SettlementResults([claims.Settled(receipt, "done") for receipt in receipts]))
 
     claims._settle = hasty  # type: ignore[assignment]
@@ -49,8 +49,8 @@ def ack_answered_early() -> None:
 def key_ignored() -> None:
     right = messages.read_messages  # type: ignore[attr-defined]
 
-    async def careless(call: Any, query: dict[str, Any]) -> Any:
-        sent = await right(call, query)
+    async def careless(request: Any, query: dict[str, Any]) -> Any:
+        sent = await right(request, query)
         without = [msgspec.structs.replace(message, idempotency_key=None) for message in sent.messages]
         return msgspec.structs.replace(sent, messages=without)
 

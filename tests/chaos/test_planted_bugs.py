@@ -412,7 +412,7 @@ BUGS = {
         (
             Change(
                 "redrive",
-                "trunkline._take_dead_letters(p_queue, p_ids, p_limit) x",
+                "trunkline._remove_dead_letters(p_queue, p_ids, p_limit) x",
                 "trunkline.list_dead_letters(p_queue) x where x.id = any (p_ids)",
             ),
         ),

@@ -104,7 +104,7 @@ def test_failures_are_among_it(demo: tuple[Cli, str]) -> None:
     assert lag["analytics"] > 0
     paused = {row["queue"]: row["paused"] for row in cli.process("queue", "list").json}
     assert paused["audit"] and not paused["mail"]
-    assert cli.process("topic", "list").json[1]["scheduled"] > 0
+    assert cli.process("topic", "list").json[1]["delayed"] > 0
     cli.process("group", "lag", "orders", "analytics", "--max-messages", 0, code=5)
 
 

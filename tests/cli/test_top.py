@@ -188,4 +188,4 @@ def test_delayed_messages_of_a_topic_are_counted_once(db: str) -> None:
     environment = {**os.environ, "TRUNKLINE_DATABASE_URL": db}
     done = subprocess.run([*COMMAND, "--once", "-o", "json"], capture_output=True, env=environment, timeout=60, check=True)
     topics = [row for row in json.loads(done.stdout)["topics"] if row["topic"] == "orders"]
-    assert [row["scheduled"] for row in topics] == [1, 0]
+    assert [row["delayed"] for row in topics] == [1, 0]

@@ -117,7 +117,7 @@ async def test_publish_and_read(mq: Messaging, name: str) -> None:
     assert await mq.topics.offset_at(name, 0, one.created_at) == 1
     assert await mq.topics.offset_at(name, 0, datetime.now(UTC) + timedelta(days=1)) == 6
     (row,) = await mq.topics.stats(name)
-    assert (row.head, row.lowest_offset) == (5, 1)
+    assert (row.head, row.earliest_offset) == (5, 1)
 
 
 async def test_a_repeated_publish(mq: Messaging, name: str) -> None:
@@ -328,7 +328,7 @@ async def test_pause_purge_and_cleanup(mq: Messaging, name: str) -> None:
     assert await leased.ack() == "done"
     counted = await stats_of(mq, name)
     assert (counted["ready"], counted["leased"], counted["acked"], counted["purged"]) == (0, 0, 1, 4)
-    assert await mq.queues.cleanup(name) >= 0
+    assert await mq.queues.trim(name) >= 0
 
 
 async def test_dead_letters(mq: Messaging, name: str) -> None:
@@ -576,7 +576,7 @@ MISTAKES: dict[str, tuple[Wrong, type[errors.TrunklineError]]] = {
     "claim from no queue": (lambda mq, name: mq.claim(NOBODY), errors.QueueNotFound),
     "alter no queue": (lambda mq, name: mq.queues.alter(NOBODY, lease="5s"), errors.QueueNotFound),
     "purge no queue": (lambda mq, name: mq.queues.purge(NOBODY), errors.QueueNotFound),
-    "clean up no queue": (lambda mq, name: mq.queues.cleanup(NOBODY), errors.QueueNotFound),
+    "clean up no queue": (lambda mq, name: mq.queues.trim(NOBODY), errors.QueueNotFound),
     "peek into no queue": (lambda mq, name: mq.queues.peek(NOBODY), errors.QueueNotFound),
     "statistics of no queue": (lambda mq, name: mq.queues.stats(NOBODY), errors.QueueNotFound),
     "statistics of no topic": (lambda mq, name: mq.topics.stats(NOBODY), errors.TopicNotFound),

@@ -84,7 +84,7 @@ async def test_claims_are_given_renewed_and_acked(mq: Any) -> None:
     await mq.queues.create("q", lease="1s")
     await mq.enqueue_many("q", range(10))
     seen = []
-    async with mq.queue("q").claims(slots=4, type=int) as claims:
+    async with mq.queue("q").claims(max_in_flight=4, type=int) as claims:
         async for delivery in claims:
             seen.append(delivery.body)
             if delivery.body == 0:
@@ -101,7 +101,7 @@ async def test_claims_are_given_renewed_and_acked(mq: Any) -> None:
 async def test_what_was_not_given_out_goes_back_without_an_attempt(mq: Any) -> None:
     await mq.queues.create("q")
     await mq.enqueue_many("q", range(5))
-    async with mq.queue("q").claims(slots=5) as claims:
+    async with mq.queue("q").claims(max_in_flight=5) as claims:
         async for delivery in claims:
             await delivery.ack()
             break
@@ -111,7 +111,7 @@ async def test_what_was_not_given_out_goes_back_without_an_attempt(mq: Any) -> N
 async def test_slots_limit_what_is_held(mq: Any) -> None:
     await mq.queues.create("q")
     await mq.enqueue_many("q", range(5))
-    async with mq.queue("q").claims(slots=2) as claims:
+    async with mq.queue("q").claims(max_in_flight=2) as claims:
         first = await anext(aiter(claims))
         second = await anext(claims)
         third = asyncio.create_task(_next(claims))
@@ -177,7 +177,7 @@ async def test_a_repeated_ack_is_harmless_and_one_after_a_nack_is_lost(mq: Any, 
 
     await mq.queues.create("q")
     await mq.enqueue_many("q", range(3))
-    async with mq.queue("q").claims(slots=3) as claims:
+    async with mq.queue("q").claims(max_in_flight=3) as claims:
         first = await anext(aiter(claims))
         second = await anext(claims)
         third = await anext(claims)

@@ -95,7 +95,7 @@ async def test_queues(mq: Any) -> None:
     await mq.queues.resume("mail")
     assert (await mq.queues.stats("mail"))[0].ready == 1
     assert await mq.queues.purge("mail") == 1
-    assert await mq.queues.cleanup("mail") >= 0
+    assert await mq.queues.trim("mail") >= 0
     await mq.queues.delete("mail")
     with pytest.raises(QueueNotFound):
         await mq.queues.get("mail")
@@ -246,7 +246,7 @@ async def test_stats_and_reasons(mq: Any) -> None:
     assert [row.group for row in stats.groups] == ["g"]
     why = await mq.explain(sent.id)
     assert (why.state, why["topic"]) == ("in_log", "t")
-    assert [(reader["name"], reader["state"]) for reader in why.readers] == [("g", "waiting")]
+    assert [(reader["name"], reader["state"]) for reader in why.readers] == [("g", "ready")]
     assert (await mq.explain_offset("t", 0, offset=1))["id"] == str(sent.id)
 
 

@@ -35,7 +35,7 @@ class Consumer:
 
     def __init__(self, mq: Any, queue: str) -> None:
         self.bodies: list[Any] = []
-        self._claims = mq.queue(queue).claims(slots=10)
+        self._claims = mq.queue(queue).claims(max_in_flight=10)
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:

@@ -219,7 +219,7 @@ async def consume_single_deliveries(url: str, diary: Diary) -> None:
     async with Client(url) as mq:
         while True:
             try:
-                async with mq.queue("queue").claims(slots=3, lease=LEASE) as deliveries:
+                async with mq.queue("queue").claims(max_in_flight=3, lease=LEASE) as deliveries:
                     async for delivery in deliveries:
                         diary.write("take", "queue:queue", delivery.body)
                         async with delivery.transaction() as conn:

@@ -16,6 +16,8 @@ VALUES = {
     "topic": "mine",
     "queue": "mine",
     "group": "g",
+    "message": "0199a1b2-0000-7000-8000-000000000001",
+    "place": "0@1",
     "endpoint": "mine",
     "schedule": "s",
     "file": "console.css",
@@ -29,7 +31,11 @@ NOT_PAGES = (
     "/console/changes",
     "/console/static/{file:str}",
     "/console/queues/{queue:str}/dead-export",
+    "/console/m/{message:str}/payload",
+    "/console/topics/{topic:str}/messages/export",
+    "/console/topics/{topic:str}/tail",
 )
+"""Streams and files."""
 
 
 def make_dead_job(conn: psycopg.Connection[Any]) -> None:

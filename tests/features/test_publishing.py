@@ -11,7 +11,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     Connect,
     call,
     claim,

@@ -283,7 +283,7 @@ def test_jobs_webhooks_and_staged_rows_continue(converted: Landed) -> None:
     [(receipt, id)] = conn.execute(
         "select receipt, id from trunkline.claim('jobs', 10) where id = %s", (jobs["left"][0],)
     ).fetchall()
-    assert rows(conn, "select trunkline.finish_jobs('ack', %s, %s, '{8}', '{t}')", [receipt], [id]) == [["done"]]
+    assert rows(conn, "select trunkline.settle_jobs('ack', %s, %s, '{8}', '{t}')", [receipt], [id]) == [["done"]]
     conn.execute("call trunkline.sequence()")
     assert rows(conn, "select id::text from trunkline.claim('jobs', 10)") == [jobs["waits"]]
     assert rows(conn, "select trunkline.receive('shop', 'delivery-1')") == [False]

@@ -161,7 +161,7 @@ def test_a_raised_rate_holds_at_once(conn: Connection) -> None:
 
     def permits(want: int) -> tuple[int, float]:
         query = (
-            "select cardinality(p.delays), p.wait from trunkline.endpoints e, trunkline.take_permits(e.endpoint_id, %s) p"
+            "select cardinality(p.delays), p.wait from trunkline.endpoints e, trunkline.acquire_permits(e.endpoint_id, %s) p"
         )
         row = conn.execute(query, (want,)).fetchone()
         assert row is not None

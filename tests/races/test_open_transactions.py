@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.conftest import Connection
-from tests.sql.verbs import call, claim, commit, enqueue, fetch, publish, rows, settle, value
+from tests.sql.calls import call, claim, commit, enqueue, fetch, publish, rows, settle, value
 
 Connect = Callable[[], Connection]
 MANY = "'00000000-0000-7000-8000-000000000000'"
@@ -30,7 +30,7 @@ CALLS = {
     "assign_writer": "assign_writer('w', current_user::text)",
     "attention": "attention()",
     "audit_queue": "audit_queue('q')",
-    "bar_dispatcher": "bar_dispatcher('d', {endpoint}, 'no')",
+    "deny_egress": "deny_egress('d', {endpoint}, 'no')",
     "begin_once": "begin_once('s', 'k')",
     "bind_queue": "bind_queue('other', 'e')",
     "bury": "bury(array['{receipt}'])",
@@ -85,7 +85,7 @@ CALLS = {
     "explain_offset": "explain_offset('t', {partition}, 1)",
     "extend": "extend(array['{receipt}'])",
     "fetch": "fetch('t', 'g', 'm2')",
-    "finish_jobs": "finish_jobs('ack', array['{receipt}'], array['{id}'::uuid])",
+    "settle_jobs": "settle_jobs('ack', array['{receipt}'], array['{id}'::uuid])",
     "forget_pipeline": "forget_pipeline('p')",
     "forget_worker": "forget_worker('w')",
     "get_dead_letter": "get_dead_letter('dead', '{dead}')",
@@ -98,16 +98,16 @@ CALLS = {
     "group_stats": "group_stats()",
     "head": "head('t')",
     "heartbeat": "heartbeat('t', 'g', 'm')",
-    "hold_endpoint": "hold_endpoint({endpoint}, '10 seconds')",
-    "hold_slots": "hold_slots('w', '{{l}}', '{{1}}')",
+    "defer_endpoint": "defer_endpoint({endpoint}, '10 seconds')",
+    "acquire_limit": "acquire_limit('w', '{{l}}', '{{1}}')",
     "init_consumer_group": "init_consumer_group('new', 'single')",
     "job_results": "job_results(array['{id}'::uuid])",
     "keep_plan": "keep_plan('p', '{{}}')",
     "leave": "leave('t', 'g', 'm')",
     "leave_dispatch": "leave_dispatch('d')",
-    "lift_bar": "lift_bar('d', {endpoint})",
+    "allow_egress": "allow_egress('d', {endpoint})",
     "list_alerts": "list_alerts()",
-    "list_archive": "list_archive()",
+    "list_completed": "list_completed()",
     "list_archive_files": "list_archive_files()",
     "list_attempts": "list_attempts()",
     "list_cancels": "list_cancels()",
@@ -139,7 +139,7 @@ CALLS = {
     "log_rows": "log_rows({topic}, 0, '{{1}}', '{{2}}')",
     "log_runs": "log_runs('t', {topic}, {partition}, 1, 2)",
     "lost_before": "lost_before(array['{receipt}'])",
-    "lowest_offset": "lowest_offset({topic}, 0)",
+    "earliest_offset": "earliest_offset({topic}, 0)",
     "move_archive": "move_archive('archived', '/tmp/other')",
     "nack": "nack(array['{receipt}'], '0')",
     "needed_network": "needed_network('https://10.0.0.1/')",
@@ -195,9 +195,9 @@ CALLS = {
     "start_waiting": "start_waiting()",
     "store_result": "store_result('{id}', '1')",
     "subscribe": "subscribe('q', 'single', p_start => 'latest')",
-    "take_permits": "take_permits({endpoint}, 1)",
-    "take_probe": "take_probe({endpoint})",
-    "take_tokens": "take_tokens('l', 1)",
+    "acquire_permits": "acquire_permits({endpoint}, 1)",
+    "acquire_probe": "acquire_probe({endpoint})",
+    "acquire_tokens": "acquire_tokens('l', 1)",
     "redrive_edited": "redrive_edited('dead', '{dead}', '2')",
     "start_run": 'start_run(\'redrive\', \'{{"queue": "dead", "all": true}}\', 1)',
     "resume_run": "resume_run({run})",
@@ -225,7 +225,7 @@ APART = {
     "run_pass": "what sequence() calls; in a transaction that stays open it keeps others from passing, as its comment says",
     "run_upkeep": "maintenance by hand: tasks lock what they work on",
     "grant_roles": "run by migrations",
-    "cleanup_queue": "empties segments itself, in the caller's transaction: known exception until it is left to upkeep",
+    "trim_queue": "empties segments itself, in the caller's transaction: known exception until it is left to upkeep",
 }
 
 

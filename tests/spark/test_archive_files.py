@@ -75,7 +75,7 @@ def archive_all(db: str, conn: Connection, topic: str, topic_id: int, location: 
 
 
 def lowest(conn: Connection, topic: str) -> int:
-    row = conn.execute("select min(lowest_offset) from trunkline.topic_stats(%s)", (topic,)).fetchone()
+    row = conn.execute("select min(earliest_offset) from trunkline.topic_stats(%s)", (topic,)).fetchone()
     assert row is not None
     return int(row[0])
 
@@ -291,7 +291,7 @@ def test_no_message_is_ever_in_neither_place(db: str, connect: Callable[[], Conn
     threads = [repeatedly(step) for step in (archive, archive, drop, publish)]
     for thread in threads:
         thread.start()
-    while not stop.is_set() and (stats := calls.archive_stats(conn, "t")[0]).lowest_live < 600:
+    while not stop.is_set() and (stats := calls.archive_stats(conn, "t")[0]).earliest_live < 600:
         tiers = calls.archive_tiers(conn, "t", 0, 1, max(stats.head, 1))
         assert not [tier for tier in tiers if tier.tier == "gone"]
     stop.set()

@@ -14,7 +14,7 @@ from tests.e2e.test_faults import MEGABYTE, SmallDisk
 from tests.e2e.test_faults import home as home
 from tests.e2e.test_faults import small_disk as small_disk
 from tests.e2e.test_faults import tight_url as tight_url
-from tests.sql.verbs import call, head, publish, read
+from tests.sql.calls import call, head, publish, read
 from trunkline.db.calls import archive as calls
 from trunkline.db.calls.archive import ArchiveRange
 from trunkline.errors import DiskFull, TrunklineError

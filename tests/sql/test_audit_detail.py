@@ -5,7 +5,7 @@ from __future__ import annotations
 from psycopg.types.json import Jsonb
 
 from tests.conftest import Connection
-from tests.sql.verbs import rows, value
+from tests.sql.calls import rows, value
 
 
 def test_details_are_part_of_the_chain(conn: Connection) -> None:

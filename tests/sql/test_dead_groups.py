@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Connection
+from tests.sql.calls import call, claim, enqueue, settle_all, value
 from tests.sql.test_runs import bury
-from tests.sql.verbs import call, claim, enqueue, settle_all, value
 from trunkline.sql import catalog
 
 

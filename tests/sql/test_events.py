@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock, Connection
+from tests.sql.calls import call, claim, contents, enqueue, queue_stats, read, refused, rows, run_upkeep, settle_all, value
 from tests.sql.test_runs import bury, start, steps
-from tests.sql.verbs import call, claim, contents, enqueue, queue_stats, read, refused, rows, run_upkeep, settle_all, value
 
 TOPIC = "trunkline.events"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Connection
-from tests.sql.verbs import call, contents, publish, read, rows
+from tests.sql.calls import call, contents, publish, read, rows
 from trunkline.sql import catalog
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     Connect,
     assert_conserved,
     call,
@@ -265,8 +265,8 @@ def test_retention_by_bytes(conn: Connection) -> None:
     assert run_upkeep(conn, "retention")[0] > 0  # type: ignore[operator]
     [stats] = call(conn, "topic_stats", "t")
     assert stats.bytes <= 200_000
-    assert 1 < stats.lowest_offset < stats.head == 160
-    assert len(read(conn, "t", stats.lowest_offset)) == 161 - stats.lowest_offset
+    assert 1 < stats.earliest_offset < stats.head == 160
+    assert len(read(conn, "t", stats.earliest_offset)) == 161 - stats.earliest_offset
 
 
 def test_hard_retention_overtakes_a_queue_loudly(conn: Connection, clock: Clock) -> None:

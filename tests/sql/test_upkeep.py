@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     Connect,
     assert_conserved,
     call,
@@ -232,7 +232,7 @@ def test_upkeep_does_all_that_is_due(conn: Connection, clock: Clock) -> None:
     assert contents(read(conn, "t"))[-1] == "later"
     clock.advance(2 * 3600)
     upkeep(conn, 4)
-    assert call(conn, "topic_stats", "t")[0].lowest_offset == 16
+    assert call(conn, "topic_stats", "t")[0].earliest_offset == 16
 
 
 def test_one_broken_queue_does_not_stop_the_others(conn: Connection, clock: Clock) -> None:
@@ -396,9 +396,9 @@ def test_a_correction_that_fails_is_tried_again(conn: Connection, connect: Conne
     conn.add_notice_handler(lambda notice: reported.append(notice.message_primary))
     call(conn, "ensure_limit", "l", 1)
     with ahead:
-        assert value(conn, "select trunkline.hold_slots('dead', '{l}', '{1}')") == [1]
+        assert value(conn, "select trunkline.acquire_limit('dead', '{l}', '{1}')") == [1]
     other = connect()
-    other.execute("begin; lock table trunkline.job_slots in exclusive mode")
+    other.execute("begin; lock table trunkline.job_limit_shares in exclusive mode")
     conn.execute("set lock_timeout = '10ms'")
     conn.execute("call trunkline.upkeep()")
     conn.execute("call trunkline.upkeep()")
@@ -409,7 +409,7 @@ def test_a_correction_that_fails_is_tried_again(conn: Connection, connect: Conne
     other.execute("rollback")
     conn.execute("call trunkline.upkeep()")
     clock.advance(16)
-    assert value(conn, "select trunkline.hold_slots('alive', '{l}', '{1}')") == [1]
+    assert value(conn, "select trunkline.acquire_limit('alive', '{l}', '{1}')") == [1]
     assert rows(conn, "select from trunkline.upkeep_tasks where task = 'clock'") == []
 
 
@@ -479,16 +479,16 @@ def test_a_member_that_died_ahead_gives_its_partition_away(conn: Connection, clo
 def test_a_limit_that_a_dead_worker_held_is_free(conn: Connection, clock: Clock, ahead: Ahead) -> None:
     call(conn, "ensure_limit", "l", 1)
     with ahead:
-        assert value(conn, "select trunkline.hold_slots('dead', '{l}', '{1}')") == [1]
+        assert value(conn, "select trunkline.acquire_limit('dead', '{l}', '{1}')") == [1]
     conn.execute("call trunkline.upkeep()")
-    assert value(conn, "select trunkline.hold_slots('alive', '{l}', '{1}')") == [0], "it was held for 15 seconds"
+    assert value(conn, "select trunkline.acquire_limit('alive', '{l}', '{1}')") == [0], "it was held for 15 seconds"
     clock.advance(16)
-    assert value(conn, "select trunkline.hold_slots('alive', '{l}', '{1}')") == [1]
+    assert value(conn, "select trunkline.acquire_limit('alive', '{l}', '{1}')") == [1]
 
 
 def test_a_rate_limit_goes_back_with_the_clock(conn: Connection, clock: Clock, ahead: Ahead) -> None:
     call(conn, "ensure_limit", "l", None, 1.0, 1.0)
-    take = "select granted from trunkline.take_tokens('l', 1)"
+    take = "select granted from trunkline.acquire_tokens('l', 1)"
     with ahead:
         assert value(conn, take) == 1
     value(conn, take)
@@ -500,15 +500,15 @@ def test_an_endpoint_goes_back_with_the_clock(conn: Connection, clock: Clock, ah
     call(conn, "create_endpoint", "e", "https://example.com/", p_rate=1.0, p_burst=1)
     number = value(conn, "select endpoint_id from trunkline.endpoints")
     with ahead:
-        call(conn, "take_permits", number, 1)
+        call(conn, "acquire_permits", number, 1)
         call(conn, "open_breaker", number, 0)
-        call(conn, "hold_endpoint", number, "10 seconds")
+        call(conn, "defer_endpoint", number, "10 seconds")
     conn.execute("call trunkline.upkeep()")
     assert value(conn, "select open_until < trunkline.clock() + interval '3 s' from trunkline.endpoints")
     assert value(conn, "select held_until < trunkline.clock() + interval '11 s' from trunkline.endpoints")
     clock.advance(15)
-    assert value(conn, "select trunkline.take_probe(%s)", number)
-    permits = "select cardinality(delays) from trunkline.take_permits(%s, 1)"
+    assert value(conn, "select trunkline.acquire_probe(%s)", number)
+    permits = "select cardinality(delays) from trunkline.acquire_permits(%s, 1)"
     assert value(conn, permits, number) == 0, "the last permit may be a moment old"
     clock.advance(2)
     assert value(conn, permits, number) == 1

@@ -27,11 +27,11 @@ from trunkline.types import (
     Published,
     Queue,
     Range,
+    ReadyMessage,
     Result,
     Schedule,
     Stats,
     Topic,
-    Waiting,
 )
 
 
@@ -57,13 +57,13 @@ async def queues(mq: Client) -> None:
     assert_type(await taken[0].ack(), Result)
     assert_type(await taken.ack(), list[Result])
     assert_type(await mq.nack([taken[0].receipt], delay="1m", error="x"), list[Result])
-    async with mq.queue("q").claims(slots=8, lease="60s", type=Order) as claims:
+    async with mq.queue("q").claims(max_in_flight=8, lease="60s", type=Order) as claims:
         async for delivery in claims:
             assert_type(delivery, Delivery[Order])
             async with delivery.transaction() as conn:
                 assert_type(conn, psycopg.AsyncConnection[tuple[Any, ...]])
     assert_type(await mq.queues.ensure("q", lease="30s", ordered=True), Queue)
-    assert_type(await mq.queues.peek("q", type=Order), list[Waiting[Order]])
+    assert_type(await mq.queues.peek("q", type=Order), list[ReadyMessage[Order]])
     assert_type(await mq.dead.list("q", type=Order), list[DeadLetter[Order]])
     assert_type(await mq.dead.redrive("q", ids=[UUID(int=1)], on_progress=print), int)
 

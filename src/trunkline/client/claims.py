@@ -62,7 +62,7 @@ async def claim(
 class Claims(Generic[T]):
     """A consumer of a queue. `async with` opens it; `async for` yields deliveries one by one and waits for new ones.
 
-    At most `slots` messages are in flight at once: delivered but not settled, or prefetched. Their leases are renewed
+    At most `max_in_flight` messages are held at once: delivered but not settled, or prefetched. Their leases are renewed
     until they are settled. On exit, prefetched messages return to the queue at once without counting an attempt;
     deliveries that were not settled are redelivered when their leases end.
     """
@@ -72,18 +72,18 @@ class Claims(Generic[T]):
         session: Session,
         queue: str,
         *,
-        slots: int,
+        max_in_flight: int,
         lease: timedelta | None,
         labels: Sequence[str] | None,
         consumer: str | None,
         type: Any,
     ) -> None:
-        if slots < 1:
-            raise InvalidValue(f"slots must be at least 1, got {slots}")
+        if max_in_flight < 1:
+            raise InvalidValue(f"max_in_flight must be at least 1, got {max_in_flight}")
         self.queue = queue
         self.consumer = consumer or consumer_name()
         self._session = session
-        self._slots = slots
+        self._max_in_flight = max_in_flight
         self._lease = lease
         self._labels = labels
         self._type = type
@@ -150,11 +150,13 @@ class Claims(Generic[T]):
                 raise StopAsyncIteration
             if self._ready:
                 return self._ready.popleft()
-            free = self._slots - len(self._held)
+            free = self._max_in_flight - len(self._held)
             if free <= 0:
                 if not await self._free.wait(self._span.total_seconds()):
                     log.warning(
-                        "consumer stalled: all %s in-flight deliveries are unsettled queue=%s", self._slots, self.queue
+                        "consumer stalled: all %s in-flight deliveries are unsettled queue=%s",
+                        self._max_in_flight,
+                        self.queue,
                     )
                 continue
             claimed_at = monotonic()
@@ -190,6 +192,6 @@ class Claims(Generic[T]):
         # a sixth: what is not due yet is next checked when at most half of its lease has passed
         for receipts, span in self._held.due(now, part=1 / 6):
             results = await self._settler.extend(receipts, lease=self._span)
-            # lost deliveries can no longer be settled and must not occupy a slot
+            # lost deliveries can no longer be settled and must not count as in flight
             if self._held.renewed(receipts, results, span=span, now=now):
                 self._free.set()

@@ -24,7 +24,7 @@ from trunkline.client.runs import Runs
 from trunkline.client.schedules import Schedules
 from trunkline.client.subscriptions import Subscriptions
 from trunkline.client.topics import Topics
-from trunkline.codec import duration, place
+from trunkline.codec import duration, position_text
 from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import InvalidValue, SettingsError
@@ -32,7 +32,7 @@ from trunkline.messaging import ManyOptions, MessageOptions, QueueMessageOptions
 from trunkline.runtime.publisher import new_messages
 from trunkline.runtime.session import Session
 from trunkline.settings import Settings
-from trunkline.types import Duration, Explanation, NewMessage, Place, Published, Range, Result, Stats
+from trunkline.types import Duration, Explanation, NewMessage, Position, Published, Range, Result, Stats
 
 T = TypeVar("T")
 _LEASE = timedelta(seconds=30)
@@ -255,7 +255,7 @@ class Client(OnConnection):
         type: None = None,
         *,
         group: str,
-        start: Place = "earliest",
+        start: Position = "earliest",
         batch: int = 100,
         lease: Duration = _LEASE,
         member: str | None = None,
@@ -267,7 +267,7 @@ class Client(OnConnection):
         type: type[T],
         *,
         group: str,
-        start: Place = "earliest",
+        start: Position = "earliest",
         batch: int = 100,
         lease: Duration = _LEASE,
         member: str | None = None,
@@ -278,7 +278,7 @@ class Client(OnConnection):
         type: Any = None,
         *,
         group: str,
-        start: Place = "earliest",
+        start: Position = "earliest",
         batch: int = 100,
         lease: Duration = _LEASE,
         member: str | None = None,
@@ -292,7 +292,7 @@ class Client(OnConnection):
             self._open(),
             topic,
             group,
-            start=place(start),
+            start=position_text(start),
             batch=batch,
             lease=duration(lease) or _LEASE,
             member=member,
@@ -397,7 +397,7 @@ class QueueHandle:
     def claims(
         self,
         *,
-        slots: int = 1,
+        max_in_flight: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -407,7 +407,7 @@ class QueueHandle:
     def claims(
         self,
         *,
-        slots: int = 1,
+        max_in_flight: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -416,7 +416,7 @@ class QueueHandle:
     def claims(
         self,
         *,
-        slots: int = 1,
+        max_in_flight: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -424,13 +424,13 @@ class QueueHandle:
     ) -> Claims[Any]:
         """Consume the queue. Use the result as a context manager and iterate over its deliveries; settle each one.
 
-        At most `slots` deliveries are in flight at once. Their leases are renewed while you work, so `lease` only sets
+        At most `max_in_flight` deliveries are open at once. Their leases are renewed while you work, so `lease` only sets
         how soon messages are redelivered if this process dies.
         """
         return Claims(
             self._client.session,
             self.name,
-            slots=slots,
+            max_in_flight=max_in_flight,
             lease=duration(lease),
             labels=labels,
             consumer=consumer,

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack, overload
 
 from trunkline.client.resource import Resource
-from trunkline.codec import duration, place
+from trunkline.codec import duration, position_text
 from trunkline.db import calls
 from trunkline.db.calls import inspection
 from trunkline.resources import TopicSettings, checked
@@ -16,7 +16,7 @@ from trunkline.types import (
     Duration,
     Message,
     PartitionMap,
-    Place,
+    Position,
     Search,
     SearchRange,
     Selection,
@@ -115,13 +115,19 @@ class Topics(Resource):
         selection: Selection | None = None,
         *,
         partitions: Sequence[int] | None = None,
-        start: Place = "earliest",
-        end: Place = "latest",
+        start: Position = "earliest",
+        end: Position = "latest",
     ) -> builtins.list[SearchRange]:
         """Return what `search` would read at most: offsets, messages and about how many bytes, per partition."""
         async with self._session().reading(topic=topic) as conn:
             return await inspection.estimate_search(
-                conn, "topic", topic, selection or {}, partitions=partitions, start=place(start), end=place(end)
+                conn,
+                "topic",
+                topic,
+                selection or {},
+                partitions=partitions,
+                start=position_text(start),
+                end=position_text(end),
             )
 
     async def search(
@@ -130,8 +136,8 @@ class Topics(Resource):
         selection: Selection | None = None,
         *,
         partitions: Sequence[int] | None = None,
-        start: Place = "earliest",
-        end: Place = "latest",
+        start: Position = "earliest",
+        end: Position = "latest",
         limit: int = 50,
         backwards: bool = True,
         max_rows: int = 1_000_000,
@@ -151,8 +157,8 @@ class Topics(Resource):
                 topic,
                 selection or {},
                 partitions=partitions,
-                start=place(start),
-                end=place(end),
+                start=position_text(start),
+                end=position_text(end),
                 limit=limit,
                 backwards=backwards,
                 max_rows=max_rows,
@@ -185,10 +191,10 @@ class Topics(Resource):
             return await calls.read(conn, topic, partition, start=start, limit=limit, type=type)
 
     @overload
-    def scan(self, topic: str, *, start: Place = "earliest", type: None = None) -> AsyncIterator[Message[Any]]: ...
+    def scan(self, topic: str, *, start: Position = "earliest", type: None = None) -> AsyncIterator[Message[Any]]: ...
     @overload
-    def scan(self, topic: str, *, start: Place = "earliest", type: type[T]) -> AsyncIterator[Message[T]]: ...
-    async def scan(self, topic: str, *, start: Place = "earliest", type: Any = None) -> AsyncIterator[Message[Any]]:
+    def scan(self, topic: str, *, start: Position = "earliest", type: type[T]) -> AsyncIterator[Message[T]]: ...
+    async def scan(self, topic: str, *, start: Position = "earliest", type: Any = None) -> AsyncIterator[Message[Any]]:
         """Iterate over all messages from position `start` to the current head, partition by partition.
 
         Does not affect any reader.
@@ -205,35 +211,35 @@ class Topics(Resource):
                     yield message
 
     @overload
-    def tail(self, topic: str, *, start: Place = "latest", type: None = None) -> AsyncIterator[Message[Any]]: ...
+    def tail(self, topic: str, *, start: Position = "latest", type: None = None) -> AsyncIterator[Message[Any]]: ...
     @overload
-    def tail(self, topic: str, *, start: Place = "latest", type: type[T]) -> AsyncIterator[Message[T]]: ...
-    async def tail(self, topic: str, *, start: Place = "latest", type: Any = None) -> AsyncIterator[Message[Any]]:
+    def tail(self, topic: str, *, start: Position = "latest", type: type[T]) -> AsyncIterator[Message[T]]: ...
+    async def tail(self, topic: str, *, start: Position = "latest", type: Any = None) -> AsyncIterator[Message[Any]]:
         """Iterate over messages from position `start`, waiting for new ones without end. Does not affect any reader."""
         watch = self._session().wakeup.watch("topic", topic)
         try:
             partitions = (await self.get(topic)).partitions
             # messages committed before the call are not new
             await self._session().wakeup.sequence("topic", topic)
-            places = [await self._offset_of(topic, partition, start) for partition in range(partitions)]
+            positions = [await self._offset_of(topic, partition, start) for partition in range(partitions)]
             while True:
                 watch.reset()
                 quiet = True
-                for partition in range(len(places)):
-                    page = await self._page(topic, partition, places[partition], _PAGE, type)
+                for partition in range(len(positions)):
+                    page = await self._page(topic, partition, positions[partition], _PAGE, type)
                     for message in page:
                         quiet = False
-                        places[partition] = message.offset + 1
+                        positions[partition] = message.offset + 1
                         yield message
                 if quiet:
                     await watch.wait()
                     # partitions may have been added in the meantime
-                    places += [1] * ((await self.get(topic)).partitions - len(places))
+                    positions += [1] * ((await self.get(topic)).partitions - len(positions))
         finally:
             self._session().wakeup.unwatch(watch)
 
-    async def _offset_of(self, topic: str, partition: int, start: Place) -> int:
+    async def _offset_of(self, topic: str, partition: int, start: Position) -> int:
         if isinstance(start, int):
             return start
         async with self._session().reading(topic=topic) as conn:
-            return await calls.offset_of(conn, topic, partition, place(start))
+            return await calls.offset_of(conn, topic, partition, position_text(start))

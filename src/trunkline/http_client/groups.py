@@ -6,7 +6,7 @@ import builtins
 
 import msgspec
 
-from trunkline.codec import place
+from trunkline.codec import position_text
 from trunkline.http_client.resource import HttpResource
 from trunkline.http_client.topics import topic_path
 from trunkline.http_client.transport import given, quoted
@@ -15,7 +15,7 @@ from trunkline.types import (
     GroupStats,
     Headers,
     Member,
-    Place,
+    Position,
     Topic,
 )
 
@@ -32,7 +32,7 @@ class HttpGroups(HttpResource):
         topic: str,
         group: str,
         *,
-        start: Place = "earliest",
+        start: Position = "earliest",
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group:
@@ -44,7 +44,7 @@ class HttpGroups(HttpResource):
         topic: str,
         group: str,
         *,
-        start: Place = "earliest",
+        start: Position = "earliest",
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group:
@@ -55,9 +55,9 @@ class HttpGroups(HttpResource):
         return await self._make(topic, group, start, pattern, headers, {"ensure": "true"})
 
     async def _make(
-        self, topic: str, group: str, start: Place, pattern: str | None, headers: Headers | None, query: dict[str, str]
+        self, topic: str, group: str, start: Position, pattern: str | None, headers: Headers | None, query: dict[str, str]
     ) -> Group:
-        request = given(name=group, start=place(start), pattern=pattern, headers=headers)
+        request = given(name=group, start=position_text(start), pattern=pattern, headers=headers)
         return await self._transport.record("POST", f"{topic_path(topic)}/groups", Group, request, query=query)
 
     async def list(
@@ -87,13 +87,13 @@ class HttpGroups(HttpResource):
         """Delete the group and its position."""
         await self._transport.ask("DELETE", group_path(topic, group))
 
-    async def seek(self, topic: str, group: str, to: Place, *, partition: int | None = None) -> dict[int, int]:
+    async def seek(self, topic: str, group: str, to: Position, *, partition: int | None = None) -> dict[int, int]:
         """Move the group's position, in one partition or in all. Members lose their current batches.
 
         Returns the next offset of each partition.
         """
         body = await self._transport.ask(
-            "POST", f"{group_path(topic, group)}/seek", {"to": place(to), "partition": partition}
+            "POST", f"{group_path(topic, group)}/seek", {"to": position_text(to), "partition": partition}
         )
         return {int(number): offset for number, offset in body["next_offsets"].items()}
 

@@ -13,16 +13,16 @@ from trunkline.http_client.searching import MessagesPage, estimate, search
 from trunkline.http_client.transport import quoted
 from trunkline.messaging import RangeOptions, SearchOptions
 from trunkline.resources import NewQueueSettings, QueueSettings
-from trunkline.types import Message, Queue, QueueStats, Search, SearchRange, Selection, Waiting
-from trunkline.wire import WaitingView, from_settings
+from trunkline.types import Message, Queue, QueueStats, ReadyMessage, Search, SearchRange, Selection
+from trunkline.wire import ReadyMessageView, from_settings
 
 
 class _StatsPage(msgspec.Struct):
     data: list[QueueStats]
 
 
-class _Waiting(msgspec.Struct):
-    data: list[WaitingView]
+class _ReadyMessages(msgspec.Struct):
+    data: list[ReadyMessageView]
 
 
 class HttpQueues(HttpResource):
@@ -94,12 +94,12 @@ class HttpQueues(HttpResource):
             on_progress(purged)
         return purged
 
-    async def cleanup(self, name: str) -> int:
+    async def trim(self, name: str) -> int:
         """Remove finished messages now instead of waiting for retention.
 
         Returns the number of segments and shared-store partitions that were emptied.
         """
-        emptied: int = (await self._transport.ask("PUT", f"{queue_path(name)}/cleanup"))["emptied"]
+        emptied: int = (await self._transport.ask("PUT", f"{queue_path(name)}/trim"))["emptied"]
         return emptied
 
     async def stats(self, name: str | None = None, *, names: Sequence[str] | None = None) -> builtins.list[QueueStats]:
@@ -111,10 +111,10 @@ class HttpQueues(HttpResource):
             return msgspec.convert((await self._transport.ask("GET", "/v1/stats"))["queues"], builtins.list[QueueStats])
         return [await self._transport.ask("GET", f"{queue_path(name)}/stats", kind=QueueStats)]
 
-    async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]:
+    async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[ReadyMessage[Any]]:
         """List the next messages to be delivered, retries first, without claiming them or counting an attempt."""
-        body = await self._transport.ask("GET", f"{queue_path(queue)}/peek", query={"limit": limit}, kind=_Waiting)
-        return [row.waiting(type) for row in body.data]
+        body = await self._transport.ask("GET", f"{queue_path(queue)}/peek", query={"limit": limit}, kind=_ReadyMessages)
+        return [row.ready(type) for row in body.data]
 
 
 def queue_path(name: str) -> str:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.codec import place, to_json
+from trunkline.codec import position_text, to_json
 from trunkline.http_client.resource import HttpResource
 from trunkline.http_client.transport import quoted
 from trunkline.messaging import ScheduleOptions
@@ -60,6 +60,11 @@ class HttpSchedules(HttpResource):
         self, cron: str, *, timezone: str = "UTC", limit: int = 5, after: datetime | None = None
     ) -> builtins.list[datetime]:
         """Return the next `limit` times of a cron expression."""
-        query = {"cron": cron, "timezone": timezone, "limit": limit, "after": None if after is None else place(after)}
+        query = {
+            "cron": cron,
+            "timezone": timezone,
+            "limit": limit,
+            "after": None if after is None else position_text(after),
+        }
         body = await self._transport.ask("GET", "/v1/next-runs", query=query)
         return msgspec.convert(body["data"], builtins.list[datetime])

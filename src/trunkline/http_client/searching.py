@@ -7,7 +7,7 @@ from typing import Any, Literal, Unpack
 
 import msgspec
 
-from trunkline.codec import place
+from trunkline.codec import position_text
 from trunkline.http_client.transport import Transport
 from trunkline.messaging import RangeOptions, SearchOptions
 from trunkline.types import Attention, Duration, RetentionDeadline, Search, SearchRange, Selection, SeriesPoint
@@ -50,8 +50,8 @@ def _range(selection: Selection | None, options: RangeOptions) -> dict[str, Any]
     return {
         "selection": selection or {},
         "partitions": None if partitions is None else list(partitions),
-        "start": place(options.get("start", "earliest")),
-        "end": place(options.get("end", "latest")),
+        "start": position_text(options.get("start", "earliest")),
+        "end": position_text(options.get("end", "latest")),
     }
 
 

@@ -6,13 +6,13 @@ import builtins
 
 import msgspec
 
-from trunkline.codec import place, to_json
+from trunkline.codec import position_text, to_json
 from trunkline.http_client.resource import HttpResource
 from trunkline.http_client.topics import topic_path
 from trunkline.http_client.transport import quoted
 from trunkline.types import (
     Headers,
-    Place,
+    Position,
     Reader,
     Subscription,
 )
@@ -32,7 +32,7 @@ class HttpSubscriptions(HttpResource):
         *,
         pattern: str = "#",
         headers: Headers | None = None,
-        start: Place = "latest",
+        start: Position = "latest",
         name: str | None = None,
     ) -> Subscription:
         """Subscribe the queue to a topic, for messages that match `pattern` (on the routing key) and `headers`.
@@ -45,7 +45,7 @@ class HttpSubscriptions(HttpResource):
             "queue": queue,
             "pattern": pattern,
             "headers": headers,
-            "start": place(start),
+            "start": position_text(start),
         }
         return await self._transport.record("POST", "/v1/subscriptions", Subscription, request)
 

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from trunkline.codec import place
+from trunkline.codec import position_text
 from trunkline.http_client.resource import HttpResource
 from trunkline.http_client.searching import estimate, search
 from trunkline.http_client.transport import decoded, quoted
@@ -19,7 +19,7 @@ from trunkline.types import (
     Duration,
     Message,
     PartitionMap,
-    Place,
+    Position,
     Search,
     SearchRange,
     Selection,
@@ -102,7 +102,7 @@ class HttpTopics(HttpResource):
 
     async def offset_at(self, topic: str, partition: int, at: datetime) -> int:
         """Return the first offset whose message was created at or after this time; head + 1 if there is none."""
-        return await self._offset(topic, partition, place(at))
+        return await self._offset(topic, partition, position_text(at))
 
     async def _offset(self, topic: str, partition: int, at: str) -> int:
         query = {"partition": partition, "at": at}
@@ -124,9 +124,9 @@ class HttpTopics(HttpResource):
         body = await self._transport.ask("GET", f"{topic_path(topic)}/messages", query=query, kind=_Messages)
         return [row.message(type) for row in body.data]
 
-    async def tail(self, topic: str, *, start: Place = "latest", type: Any = None) -> AsyncIterator[Message[Any]]:
+    async def tail(self, topic: str, *, start: Position = "latest", type: Any = None) -> AsyncIterator[Message[Any]]:
         """Iterate over messages from position `start`, waiting for new ones without end. Does not affect any reader."""
-        async for data in self._transport.events(f"{topic_path(topic)}/events", {"start": place(start)}):
+        async for data in self._transport.events(f"{topic_path(topic)}/events", {"start": position_text(start)}):
             yield decoded(data, MessageView).message(type)
 
 

@@ -392,7 +392,7 @@ class App:
     async def cancel(self, id: UUID, reason: str | None = None) -> str:
         """Cancel a job.
 
-        Returns `requested` for a job that is waiting or running: it does not start, or its handler is cancelled, and it
+        Returns `requested` for a job that is ready or running: it does not start, or its handler is cancelled, and it
         becomes a dead letter with the reason. Returns `cancelled` for a job that waits for other jobs; it is removed at
         once. For a job that has ended, returns its state: `done`, `dead`, `cancelled`, `failed` or `gone`. Raises
         `JobNotFound` for an unknown id.

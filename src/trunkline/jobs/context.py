@@ -139,7 +139,7 @@ class Context(_About):
         attempt = self._attempt
 
         async def settle(conn: Connection) -> tuple[Result, str]:
-            result = (await db.finish_jobs(conn, "ack", [attempt.ending()]))[0]
+            result = (await db.settle_jobs(conn, "ack", [attempt.ending()]))[0]
             return result, await calls.transaction_number(conn)
 
         async with settled(self._worker.session, settle, once=[attempt.once]) as conn:
@@ -248,7 +248,7 @@ class SyncContext(_About):
         attempt = self._attempt
 
         def settle(conn: SyncConnection) -> tuple[Result, str]:
-            result = sync_db.finish_jobs(conn, "ack", [attempt.ending()])[0]
+            result = sync_db.settle_jobs(conn, "ack", [attempt.ending()])[0]
             return result, sync_calls.transaction_number(conn)
 
         session = self._worker.sync_client.session

@@ -57,7 +57,7 @@ class QueueWorker:
         self._prefetch = Prefetch(prefetch)
         self._watch: Watch | None = None
         self._claims: ClaimLoop | None = None
-        self._slots: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._lease = timedelta(seconds=30)
         self._max_attempts = _NEVER_STARTED
         self._ordered = False
@@ -85,7 +85,7 @@ class QueueWorker:
         )
         self._watch = session.wakeup.watch("queue", self.queue)
         for _ in range(self.concurrency):
-            self._add_slot()
+            self._add_task()
         self._claims = ClaimLoop(self._claim_turn, self._wake_claims, name=self.queue)
 
     # Claiming
@@ -293,10 +293,10 @@ class QueueWorker:
 
     # Running
 
-    def _add_slot(self) -> None:
-        task = asyncio.create_task(self._slot(), name=f"trunkline slot of {self.queue}")
-        self._slots.add(task)
-        task.add_done_callback(self._slots.discard)
+    def _add_task(self) -> None:
+        task = asyncio.create_task(self._run_task(), name=f"trunkline worker task of {self.queue}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _wake(self, count: int) -> None:
         while count > 0 and self._idle:
@@ -305,7 +305,7 @@ class QueueWorker:
                 waiting.set_result(None)
                 count -= 1
 
-    async def _slot(self) -> None:
+    async def _run_task(self) -> None:
         me = asyncio.current_task()
         assert me is not None  # noqa: S101
         turn = 0
@@ -437,10 +437,10 @@ class QueueWorker:
         return [attempt for attempt in self._worker.heartbeat.attempts() if self.runs(attempt)]
 
     def runs(self, attempt: Attempt) -> bool:
-        return attempt.task in self._slots
+        return attempt.task in self._tasks
 
     def abandon(self, attempt: Attempt) -> None:
-        """Abandon a handler that does not end after cancellation. A new slot replaces its own."""
+        """Abandon a handler that does not end after cancellation. A new task replaces its own."""
         if attempt.task is None or attempt.stop is None or attempt.abandoned:
             return
         log.error(
@@ -452,14 +452,14 @@ class QueueWorker:
         attempt.abandoned = True
         self._finish(attempt, self.executor.settle_stop(attempt, attempt.stop))
         if not self._stopping:
-            self._add_slot()
+            self._add_task()
 
     async def end(self) -> None:
         if self._claims is not None:
             await self._claims.end()
         if self._watch is not None:
             self._worker.session.wakeup.unwatch(self._watch)
-        for task in list(self._slots):
+        for task in list(self._tasks):
             task.cancel()
-        if self._slots:
-            await asyncio.wait(list(self._slots), timeout=1)
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=1)

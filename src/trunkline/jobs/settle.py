@@ -86,7 +86,7 @@ class AttemptSettler:
                 acked = await jobs.ack_lease(conn, text, positions[text])
                 results.update(zip((attempt.receipt for attempt in group), acked, strict=True))
             if rich:
-                acked = await jobs.finish_jobs(conn, "ack", [attempt.ending() for attempt in rich])
+                acked = await jobs.settle_jobs(conn, "ack", [attempt.ending() for attempt in rich])
                 results.update(zip((attempt.receipt for attempt in rich), acked, strict=True))
                 # jobs that waited for these may be ready now
                 self._session.wakeup.poll_now()
@@ -105,7 +105,7 @@ class AttemptSettler:
                 case "nack":
                     return await calls.nack(conn, receipts, delay=settlement.delay, error=settlement.error)
                 case verb:
-                    return await jobs.finish_jobs(conn, verb, [attempt.ending()], error=settlement.error)
+                    return await jobs.settle_jobs(conn, verb, [attempt.ending()], error=settlement.error)
 
     def _close(self, entry: _Entry, result: Result) -> None:
         attempt, _ = entry

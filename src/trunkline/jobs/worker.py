@@ -281,7 +281,7 @@ class Worker:
                 if settlement.verb == "nack":
                     sync_calls.nack(conn, [attempt.receipt], delay=settlement.delay, error=error)
                 else:
-                    sync_jobs.finish_jobs(conn, settlement.verb, [attempt.ending()], error=error)
+                    sync_jobs.settle_jobs(conn, settlement.verb, [attempt.ending()], error=error)
         except TrunklineError:
             # the loop retries it until the database is available again
             self.loop.call_soon_threadsafe(self.settler.settle, attempt, settlement)
@@ -369,7 +369,7 @@ class Worker:
         async with self.session.connection(writing=True) as conn:
             if shares:
                 wants = [capacity if share.waiting or share.used else share.running for share in shares]
-                grants = await jobs.hold_slots(
+                grants = await jobs.acquire_limit(
                     conn, self.name, [share.limit.name for share in shares], wants, span=_SLOT_SPAN
                 )
                 for share, granted in zip(shares, grants, strict=True):
@@ -385,7 +385,7 @@ class Worker:
                 if fresh and share.tokens >= share.waiting:
                     continue
                 unused = share.tokens if fresh else 0
-                granted, seconds = await jobs.take_tokens(conn, share.limit.name, share.wanted() - unused)
+                granted, seconds = await jobs.acquire_tokens(conn, share.limit.name, share.wanted() - unused)
                 share.tokens = unused + granted
                 share.tokens_at = now if granted or not fresh else share.tokens_at
                 if share.tokens < share.waiting:

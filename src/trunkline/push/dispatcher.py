@@ -134,19 +134,19 @@ class Dispatcher:
     async def _try_out(self, context: DispatchContext, planned: EndpointPlan, id: UUID) -> None:
         async def take(want: int) -> push.Permits:
             async with context.session.connection(writing=True) as conn:
-                return await push.take_permits(conn, planned.endpoint_id, want)
+                return await push.acquire_permits(conn, planned.endpoint_id, want)
 
         if planned.rate is not None:
             # test requests count towards the rate limit
             await RateLimiter(take).permit()
         started = monotonic()
-        answer = await context.request(planned, trial(id))
-        if answer.refused:
+        response = await context.request(planned, trial(id))
+        if response.refused:
             async with context.session.connection(writing=True) as conn:
-                await push.bar_dispatcher(conn, context.name, planned.endpoint_id, answer.error or "", probing=False)
+                await push.deny_egress(conn, context.name, planned.endpoint_id, response.error or "", probing=False)
                 if await push.return_test(conn, planned.endpoint_id, id):
                     return  # another dispatcher may send it
-        context.attempt_log.add([trial_settlement(planned, id, answer, started)])
+        context.attempt_log.add([trial_settlement(planned, id, response, started)])
 
     async def _end(self, context: DispatchContext) -> None:
         stopping = [sender.stop(self._grace) for sender in self._senders.values()]

@@ -23,7 +23,7 @@ from trunkline.errors import TrunklineError
 from trunkline.push import outcomes, request
 from trunkline.push.bound_queues import BoundQueue, BoundQueues
 from trunkline.push.breaker import Breaker, Store
-from trunkline.push.outcomes import Reply, Verdict
+from trunkline.push.outcomes import Outcome, Reply
 from trunkline.push.rate_limiter import RateLimiter
 from trunkline.push.window import Window
 from trunkline.types import Delivery
@@ -56,8 +56,8 @@ class EndpointSender:
         self._context = context
         self._planned = planned
         self._window = Window(planned.share)
-        self._rate_limiter = RateLimiter(self._take_permits)
-        self._breaker = Breaker(Store(self._open_breaker, self._take_probe, self._close_breaker))
+        self._rate_limiter = RateLimiter(self._acquire_permits)
+        self._breaker = Breaker(Store(self._open_breaker, self._acquire_probe, self._close_breaker))
         self._queues = BoundQueues(context, self._free, self._accept)
         self._buffer: deque[QueueRun] = deque()
         self._under_way = 0
@@ -147,7 +147,7 @@ class EndpointSender:
         average = sum(len(each.payload) for each in claimed) / max(1, len(claimed))
         self._size = max(average, self._size / 4, 1.0)
         self._in_order[source.queue_id] += len(claimed) if source.ordered else 0
-        if not self._breaker.closed and not await self._take_probe_now():
+        if not self._breaker.closed and not await self._acquire_probe_now():
             self._release(source, claimed)
             return
         if source.ordered:
@@ -160,9 +160,9 @@ class EndpointSender:
                 self._buffer.append(QueueRun(source, list(claimed[start : start + size])))
         self._pump()
 
-    async def _take_probe_now(self) -> bool:
+    async def _acquire_probe_now(self) -> bool:
         try:
-            return self._breaker.closed or await self._breaker.take_probe()
+            return self._breaker.closed or await self._breaker.acquire_probe()
         except TrunklineError:
             return False
 
@@ -220,52 +220,52 @@ class EndpointSender:
             # the mode may have changed since these were claimed
             planned = self._planned
             part = run.deliveries[start : start + (planned.batch_size if planned.mode == "batch" else 1)]
-            verdicts = await self._send(planned, run.source, part)
-            if run.source.ordered and any(verdict.outcome != "acked" for verdict in verdicts):
+            results = await self._send(planned, run.source, part)
+            if run.source.ordered and any(result.outcome != "acked" for result in results):
                 # settling the failed message returns the ones behind it to the queue
-                behind = run.deliveries[start + len(verdicts) :]
+                behind = run.deliveries[start + len(results) :]
                 self._context.held.drop([each.receipt for each in behind])
                 self._drop(run.source, len(behind))
                 return
             start += len(part)
 
-    async def _send(self, planned: EndpointPlan, source: BoundQueue, part: list[Delivery[Any]]) -> list[Verdict]:
+    async def _send(self, planned: EndpointPlan, source: BoundQueue, part: list[Delivery[Any]]) -> list[Outcome]:
         """Send one request. Return the outcomes of its deliveries, for an ordered queue up to the first failure."""
         started = monotonic()
         try:
-            answer = await self._request(planned, source, part)
+            response = await self._request(planned, source, part)
         except asyncio.CancelledError:
             # an unsettled delivery would stay leased, and be renewed, for the life of this process
-            answer = outcomes.no_answer("no response before the dispatcher stopped", monotonic() - started)
+            response = outcomes.no_response("no response before the dispatcher stopped", monotonic() - started)
         except Exception as exc:
             log.exception("request failed unexpectedly endpoint=%s", planned.name)
-            answer = outcomes.no_answer(f"the request failed unexpectedly ({type(exc).__name__})", monotonic() - started)
+            response = outcomes.no_response(f"the request failed unexpectedly ({type(exc).__name__})", monotonic() - started)
         now = self._context.now()
         if planned.mode == "batch":
-            verdicts = outcomes.judge_batch(answer, [each.id for each in part], now)
+            results = outcomes.judge_batch(response, [each.id for each in part], now)
         else:
-            verdict = outcomes.judge(answer, now)
-            verdicts = _WELL if verdict is outcomes.ACKED else [verdict]
+            result = outcomes.judge(response, now)
+            results = _WELL if result is outcomes.ACKED else [result]
         if source.ordered:
-            verdicts = _upto_first_failure(verdicts)
+            results = _upto_first_failure(results)
         items = [
-            _settlement(planned, source, each, verdict, answer, started)
-            for each, verdict in zip(part, verdicts, strict=False)
+            _settlement(planned, source, each, result, response, started)
+            for each, result in zip(part, results, strict=False)
         ]
         self._settle(source, items)
-        if verdicts is _WELL and self._breaker.closed and self._refusal is None:
+        if results is _WELL and self._breaker.closed and self._refusal is None:
             # the common case: nothing else to update
             self._window.went_well()
             self._breaker.reset()
-            return verdicts
-        if self._stopped and answer.status is None:
+            return results
+        if self._stopped and response.status is None:
             # probably cancelled by stop(), so not evidence against the endpoint
-            return verdicts
+            return results
         try:
-            await self._learn(answer, now)
+            await self._learn(response, now)
         except TrunklineError as exc:
             log.warning("could not store endpoint state endpoint=%s error=%s", planned.name, exc)
-        return verdicts
+        return results
 
     async def _request(self, planned: EndpointPlan, source: BoundQueue, part: list[Delivery[Any]]) -> Reply:
         if planned.mode == "batch":
@@ -274,16 +274,16 @@ class EndpointSender:
             prepared, limit = request.single(source.name, part[0]), request.READ_LIMIT
         return await self._context.request(planned, prepared, limit)
 
-    async def _learn(self, answer: Reply, now: float) -> None:
+    async def _learn(self, response: Reply, now: float) -> None:
         """Update the endpoint's state from a response."""
-        state = outcomes.health(answer)
+        state = outcomes.health(response)
         if state == "unknown":
-            await self._leave_to_others(answer.error or "egress denied")
+            await self._leave_to_others(response.error or "egress denied")
             return
         if self._refusal is not None:
             self._refusal = None
             async with self._tell() as conn:
-                await push.lift_bar(conn, self._context.name, self._planned.endpoint_id)
+                await push.allow_egress(conn, self._context.name, self._planned.endpoint_id)
         if state == "good":
             self._window.went_well()
             if not self._breaker.closed:
@@ -301,7 +301,7 @@ class EndpointSender:
         elif state == "busy":
             # the receiver is alive: a probe with this response closes the breaker
             await self._breaker.good()
-            await self._hold(outcomes.pause_asked_for(answer, now))
+            await self._hold(outcomes.pause_asked_for(response, now))
         elif await self._breaker.failed():
             log.warning("circuit breaker opened endpoint=%s", self._planned.name)
             self._give_back()
@@ -311,7 +311,7 @@ class EndpointSender:
             return
         self._held_until = monotonic() + min(pause.total_seconds(), 3600)
         async with self._tell() as conn:
-            await push.hold_endpoint(conn, self._planned.endpoint_id, pause)
+            await push.defer_endpoint(conn, self._planned.endpoint_id, pause)
         self._give_back()
 
     async def _leave_to_others(self, refusal: str) -> None:
@@ -326,7 +326,7 @@ class EndpointSender:
         probing, self._breaker.probing = self._breaker.probing, False
         self._give_back()
         async with self._tell() as conn:
-            pause = await push.bar_dispatcher(conn, self._context.name, self._planned.endpoint_id, refusal, probing=probing)
+            pause = await push.deny_egress(conn, self._context.name, self._planned.endpoint_id, refusal, probing=probing)
         self._held_until = monotonic() + pause
 
     def _give_back(self, queue_ids: set[int] | None = None) -> None:
@@ -341,8 +341,8 @@ class EndpointSender:
                 self._buffer.append(run)
 
     def _release(self, source: BoundQueue, deliveries: Sequence[Delivery[Any]]) -> None:
-        verdict = Verdict("released")
-        self._settle(source, [_settlement(self._planned, source, each, verdict, None, 0.0) for each in deliveries])
+        result = Outcome("released")
+        self._settle(source, [_settlement(self._planned, source, each, result, None, 0.0) for each in deliveries])
 
     def _settle(self, source: BoundQueue, items: list[AttemptRow]) -> None:
         self._context.attempt_log.add(items, partial(self._settled, source))
@@ -372,40 +372,42 @@ class EndpointSender:
             self._telling -= 1
             self._told_at = monotonic()
 
-    async def _take_permits(self, want: int) -> push.Permits:
+    async def _acquire_permits(self, want: int) -> push.Permits:
         async with self._context.session.connection(writing=True) as conn:
-            return await push.take_permits(conn, self._planned.endpoint_id, want)
+            return await push.acquire_permits(conn, self._planned.endpoint_id, want)
 
     async def _open_breaker(self, openings: int) -> float:
         async with self._tell() as conn:
             return await push.open_breaker(conn, self._planned.endpoint_id, openings)
 
-    async def _take_probe(self) -> bool:
+    async def _acquire_probe(self) -> bool:
         async with self._context.session.connection(writing=True) as conn:
-            return await push.take_probe(conn, self._planned.endpoint_id)
+            return await push.acquire_probe(conn, self._planned.endpoint_id)
 
     async def _close_breaker(self) -> None:
         async with self._tell() as conn:
             await push.close_breaker(conn, self._planned.endpoint_id)
 
 
-def _upto_first_failure(verdicts: list[Verdict]) -> list[Verdict]:
+def _upto_first_failure(results: list[Outcome]) -> list[Outcome]:
     """Cut off after the first failure: the database returns the messages behind it to the ordered queue."""
-    for number, verdict in enumerate(verdicts):
-        if verdict.outcome != "acked":
-            return verdicts[: number + 1]
-    return verdicts
+    for number, result in enumerate(results):
+        if result.outcome != "acked":
+            return results[: number + 1]
+    return results
 
 
 def _settlement(
     planned: EndpointPlan,
     source: BoundQueue,
     delivery: Delivery[Any],
-    verdict: Verdict,
-    answer: Reply | None,
+    result: Outcome,
+    response: Reply | None,
     started: float,
 ) -> AttemptRow:
-    seconds, status, text = (None, None, None) if answer is None else (answer.seconds, answer.status, snippet(answer))
+    seconds, status, text = (
+        (None, None, None) if response is None else (response.seconds, response.status, snippet(response))
+    )
     # positional arguments take half the time of keywords
     return AttemptRow(
         planned.endpoint_id,
@@ -416,14 +418,14 @@ def _settlement(
         started,
         seconds,
         status,
-        verdict.outcome,
-        verdict.delay,
-        verdict.error,
+        result.outcome,
+        result.delay,
+        result.error,
         text,
     )
 
 
-def trial_settlement(planned: EndpointPlan, id: UUID, answer: Reply, started: float) -> AttemptRow:
+def trial_settlement(planned: EndpointPlan, id: UUID, response: Reply, started: float) -> AttemptRow:
     return AttemptRow(
         endpoint_id=planned.endpoint_id,
         queue_id=None,
@@ -431,17 +433,17 @@ def trial_settlement(planned: EndpointPlan, id: UUID, answer: Reply, started: fl
         id=id,
         attempt=1,
         started=started,
-        seconds=answer.seconds,
-        status=answer.status,
+        seconds=response.seconds,
+        status=response.status,
         outcome="tested",
         delay=None,
-        error=answer.error,
-        snippet=snippet(answer),
+        error=response.error,
+        snippet=snippet(response),
     )
 
 
-def snippet(answer: Reply) -> str | None:
+def snippet(response: Reply) -> str | None:
     """The start of the response body as text that Postgres can store."""
-    if not answer.body:
+    if not response.body:
         return None
-    return answer.body[: request.SNIPPET].decode("utf-8", "replace")
+    return response.body[: request.SNIPPET].decode("utf-8", "replace")

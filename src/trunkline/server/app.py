@@ -14,7 +14,7 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFou
 from litestar.types import ASGIApp
 from litestar.utils import normalize_path
 
-from trunkline.hints import Words
+from trunkline.hints import Interface
 from trunkline.server import json_logs, limits, service
 from trunkline.server.compat import pg_messaging, psqlqueue, pubsub_queue
 from trunkline.server.config import Config
@@ -154,7 +154,7 @@ def _problem(request: Any, exc: Exception) -> litestar.Response[bytes]:
     if is_page(request.scope):
         return problem_page(request, problem)
     headers = {**_SAFE, **problem.headers}
-    words: Words = "sql" if HINTS in request.headers else "route"
+    words: Interface = "sql" if HINTS in request.headers else "route"
     return litestar.Response(
         problem_body(request.scope, problem, words), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers
     )

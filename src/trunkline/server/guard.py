@@ -12,7 +12,7 @@ from litestar import Litestar
 from litestar.types import Message, Receive, Scope, Send
 
 from trunkline import telemetry
-from trunkline.hints import Words
+from trunkline.hints import Interface
 from trunkline.server.browsers import foreign
 from trunkline.server.compat import psqlqueue
 from trunkline.server.config import Config
@@ -35,7 +35,7 @@ _DISCARD_IDLE_SECONDS = 0.5
 _CLOSE = (b"connection", b"close")
 
 
-def problem_body(scope: Any, problem: Problem, words: Words = "route") -> bytes:
+def problem_body(scope: Any, problem: Problem, words: Interface = "route") -> bytes:
     """Encode a problem in the form of the API that was called."""
     psql = scope["path"].startswith(f"{psqlqueue.PREFIX}/")
     return msgspec.json.encode(psqlqueue.details(problem, words) if psql else problem.details(words))
@@ -106,7 +106,7 @@ class RequestGuard:
             else:
                 with telemetry.request(tracer, scope["method"], _trace(scope["headers"])) as span:
                     await self.app(scope, receive, tell)
-                    telemetry.answered(span, scope["method"], scope.get("trunkline_begun"), status)
+                    telemetry.responded(span, scope["method"], scope.get("trunkline_begun"), status)
         except _HeadSent:
             pass
         finally:

@@ -40,11 +40,11 @@ class Splitter:
         return [bytes(line) for line in whole if line.strip()]
 
 
-async def lines(call: Request) -> AsyncIterator[bytes]:
+async def lines(request: Request) -> AsyncIterator[bytes]:
     """Yield the lines of a body as they arrive, without blank ones."""
-    config = call.service.config
+    config = request.service.config
     splitter = Splitter()
-    async for part in call.parts(config.max_stream_body):
+    async for part in request.parts(config.max_stream_body):
         for line in splitter.feed(part):
             yield line
         if len(splitter.rest) > config.max_body:
@@ -56,8 +56,8 @@ async def lines(call: Request) -> AsyncIterator[bytes]:
 class LineStream:
     """A request that publishes an NDJSON stream."""
 
-    def __init__(self, call: Request, kind: str, name: str, key: str | None, trace: str | None) -> None:
-        self._call = call
+    def __init__(self, request: Request, kind: str, name: str, key: str | None, trace: str | None) -> None:
+        self._request = request
         self._kind = kind
         self._name = name
         self._key = key
@@ -70,10 +70,10 @@ class LineStream:
 
     async def publish(self) -> None:
         """Read and store all lines. On any error nothing is stored."""
-        self._call.scope["trunkline_stream"] = True  # type: ignore[typeddict-unknown-key]
+        self._request.scope["trunkline_stream"] = True  # type: ignore[typeddict-unknown-key]
         async with AsyncExitStack() as stack:
             conn: Connection | None = None
-            async for line in lines(self._call):
+            async for line in lines(self._request):
                 message = self._read(line)
                 if len(self._batch) == MAX_MESSAGES or self._size + len(message.body) > MAX_BYTES:
                     if conn is None:
@@ -89,10 +89,10 @@ class LineStream:
             else:
                 await self._flush(conn)
         if conn is not None:
-            self._call.mq.session.wakeup.published(self._kind, self._name)
+            self._request.mq.session.wakeup.published(self._kind, self._name)
 
     def _read(self, line: bytes) -> NewMessage:
-        config = self._call.service.config
+        config = self._request.service.config
         number, self.count = self.count, self.count + 1
         try:
             if number == config.max_stream:
@@ -108,22 +108,26 @@ class LineStream:
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Connection]:
-        service = self._call.service
+        service = self._request.service
         try:
             with service.streaming(), limited(Limits(seconds=service.config.stream_seconds + 1)):
-                async with asyncio.timeout(service.config.stream_seconds), self._call.writing() as conn, conn.transaction():
+                async with (
+                    asyncio.timeout(service.config.stream_seconds),
+                    self._request.writing() as conn,
+                    conn.transaction(),
+                ):
                     yield conn
         except TimeoutError:
             raise body_timeout("the stream took too long; nothing was stored") from None
 
     async def _flush(self, conn: Connection) -> None:
-        with self._call.service.publishing(self._size):
+        with self._request.service.publishing(self._size):
             self._keep(await send(conn, self._kind, self._name, self._batch))
 
     async def _store_at_once(self) -> None:
-        mq = self._call.mq
+        mq = self._request.mq
         many = mq.publish_many if self._kind == "topic" else mq.enqueue_many
-        with self._call.service.publishing(self._size):
+        with self._request.service.publishing(self._size):
             self._keep(await many(self._name, self._batch))
 
     def _keep(self, stored: list[Published]) -> None:

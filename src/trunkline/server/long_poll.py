@@ -13,7 +13,7 @@ from trunkline import Client, telemetry
 from trunkline.client.deliveries import Deliveries
 from trunkline.db.wakeup import Watch
 from trunkline.errors import Busy
-from trunkline.server.claiming import CONSUMER, TOGETHER, Claimer, Key, Part, own_copy
+from trunkline.server.claiming import CONSUMER, TOGETHER, Claimer, ClaimRequest, Key, own_copy
 from trunkline.server.problems import Problem, busy
 from trunkline.server.request import ClientGone, Request
 
@@ -25,7 +25,7 @@ _BRIEF_SECONDS = 0.5
 """Duration of a claim after which the client's connection is checked."""
 
 
-class Waiter(Part):
+class Waiter(ClaimRequest):
     """A client waiting for deliveries of a queue."""
 
     __slots__ = ("result",)
@@ -139,7 +139,7 @@ class LongPoll:
 
     async def claim(
         self,
-        call: Request,
+        request: Request,
         queue: str,
         *,
         limit: int,
@@ -154,33 +154,33 @@ class LongPoll:
         line = self._lines.get(key)
         deliveries = Deliveries[Any]()
         if wait <= 0 or line is None or not line.quiet:
-            deliveries = await self._claim(call, key, Part(limit), max(wait, call.service.config.lock_seconds))
+            deliveries = await self._claim(request, key, ClaimRequest(limit), max(wait, request.service.config.lock_seconds))
         if not deliveries and wait > 0:
-            deliveries = await self._wait(call, key, Waiter(limit), wait)
+            deliveries = await self._wait(request, key, Waiter(limit), wait)
         if tracer is not None and deliveries:
             telemetry.claimed(tracer, queue, deliveries, began)
         return deliveries
 
-    async def _claim(self, call: Request, key: Key, part: Part, seconds: float) -> Deliveries[Any]:
+    async def _claim(self, request: Request, key: Key, part: ClaimRequest, seconds: float) -> Deliveries[Any]:
         """Claim now, batched with other requests. If the request ends first, its deliveries are released."""
         future = self._claimer.offer(key, part)
         used = False
         try:
             await asyncio.wait((future,), timeout=_BRIEF_SECONDS)
             if not future.done():
-                await self._claim_slowly(call, key, future, seconds - _BRIEF_SECONDS)
+                await self._claim_slowly(request, key, future, seconds - _BRIEF_SECONDS)
             used = True
             return future.result()
         finally:
             if not used:
                 self._claimer.withdraw(part, future)
 
-    async def _claim_slowly(self, call: Request, key: Key, future: asyncio.Future[Any], seconds: float) -> None:
+    async def _claim_slowly(self, request: Request, key: Key, future: asyncio.Future[Any], seconds: float) -> None:
         """Wait for a slow claim, while watching for a disconnect, an ended token and a stopping server."""
-        gone = asyncio.create_task(disconnected(call))
-        stop = asyncio.create_task(call.service.stopping.wait())
+        gone = asyncio.create_task(disconnected(request))
+        stop = asyncio.create_task(request.service.stopping.wait())
         try:
-            with call.service.auth.watch(call.scope) as ended:
+            with request.service.auth.watch(request.scope) as ended:
                 first = (future, gone, stop, ended)
                 await asyncio.wait(first, timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED)
                 _check_still_there(gone, ended)
@@ -196,17 +196,17 @@ class LongPoll:
             gone.cancel()
             stop.cancel()
 
-    async def _wait(self, call: Request, key: Key, waiter: Waiter, seconds: float) -> Deliveries[Any]:
+    async def _wait(self, request: Request, key: Key, waiter: Waiter, seconds: float) -> Deliveries[Any]:
         line = self._lines.get(key)
         if line is None:
             self._lines = {known: other for known, other in self._lines.items() if not other.idle}
             line = self._lines[key] = QueueWaiters(self._mq, self._claimer, key)
         line.add(waiter)
-        gone = asyncio.ensure_future(disconnected(call))
+        gone = asyncio.ensure_future(disconnected(request))
         used = False
         try:
-            with call.service.auth.watch(call.scope) as ended:
-                if not call.service.stopping.is_set():
+            with request.service.auth.watch(request.scope) as ended:
+                if not request.service.stopping.is_set():
                     first = (waiter.result, gone, ended)
                     await asyncio.wait(first, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 _check_still_there(gone, ended)
@@ -233,10 +233,10 @@ class LongPoll:
             line.dismiss()
 
 
-async def disconnected(call: Request) -> None:
+async def disconnected(request: Request) -> None:
     """Return when the client closes its connection. The body must have been read before."""
     while True:
-        event = await call.receive()
+        event = await request.receive()
         if event["type"] == "http.disconnect":
             return
 
@@ -249,13 +249,13 @@ def _check_still_there(gone: asyncio.Future[None], ended: asyncio.Future[Problem
         raise ended.result()
 
 
-async def until_gone(call: Request, work: Awaitable[T]) -> T:
+async def until_gone(request: Request, work: Awaitable[T]) -> T:
     """Run `work` while the client is connected and its token valid. Else cancel it and raise `ClientGone` or 401."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(disconnected(call))
-    stop = asyncio.create_task(call.service.stopping.wait())
+    gone = asyncio.create_task(disconnected(request))
+    stop = asyncio.create_task(request.service.stopping.wait())
     try:
-        with call.service.auth.watch(call.scope) as ended:
+        with request.service.auth.watch(request.scope) as ended:
             await asyncio.wait((task, gone, stop, ended), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()

@@ -70,8 +70,8 @@ class Sent(msgspec.Struct, frozen=True):
     single: bool
 
 
-def media_type(call: Request) -> str:
-    return _media_type(call.header("content-type") or "")
+def media_type(request: Request) -> str:
+    return _media_type(request.header("content-type") or "")
 
 
 @lru_cache(maxsize=64)
@@ -79,31 +79,31 @@ def _media_type(text: str) -> str:
     return text.partition(";")[0].strip().lower()
 
 
-def idempotency_key(call: Request) -> str | None:
-    key = call.header("idempotency-key")
+def idempotency_key(request: Request) -> str | None:
+    key = request.header("idempotency-key")
     if key is not None and not 1 <= len(key) <= 255:
         raise invalid(f"header idempotency-key must have 1 to 255 characters, got {len(key)}", "bad_idempotency_key")
     return key
 
 
-async def read_messages(call: Request, query: dict[str, Any]) -> Sent:
+async def read_messages(request: Request, query: dict[str, Any]) -> Sent:
     """Read the messages of a publish request that is not a stream."""
-    kind = media_type(call)
-    key = idempotency_key(call)
-    trace = call.trace()
-    limits = call.service.config
+    kind = media_type(request)
+    key = idempotency_key(request)
+    trace = request.trace()
+    limits = request.service.config
     if query["raw"] or (kind not in _ENVELOPES and not kind.endswith("+json")):
-        body = await call.bytes()
-        message = _raw(call, body, query, key, trace)
+        body = await request.bytes()
+        message = _raw(request, body, query, key, trace)
         return Sent([message], True)
-    body = await call.bytes(limits.max_batch_body)
+    body = await request.bytes(limits.max_batch_body)
     first = body.lstrip()[:1]
     if not first:
         raise malformed("the body is empty", "missing_body")
     if kind == _TEXT and first not in (b"[", b"{"):
         if len(body) > limits.max_body:
             raise too_large(limits.max_body)
-        return Sent([_raw(call, body, query, key, trace)], True)
+        return Sent([_raw(request, body, query, key, trace)], True)
     if first == b"[":
         check_depth(body, limits.max_depth)
         try:
@@ -200,17 +200,17 @@ def _content(envelope: Envelope) -> tuple[bytes, str]:
     raise invalid("payload: cannot be blank.")
 
 
-def _raw(call: Request, body: bytes, query: dict[str, Any], key: str | None, trace: str | None) -> NewMessage:
+def _raw(request: Request, body: bytes, query: dict[str, Any], key: str | None, trace: str | None) -> NewMessage:
     headers = {
         name[len(b"trunkline-header-") :].decode("latin-1"): value.decode("latin-1")
-        for name, value in call.scope["headers"]
+        for name, value in request.scope["headers"]
         if name.startswith(b"trunkline-header-")
     }
     if query["delay_seconds"] is not None and query["deliver_at"] is not None:
         raise invalid("specify either delay_seconds or deliver_at, got both")
     return NewMessage(
         body=body,
-        content_type=call.header("content-type") or "application/octet-stream",
+        content_type=request.header("content-type") or "application/octet-stream",
         key=query["key"],
         routing_key=query["routing_key"],
         label=query["label"],

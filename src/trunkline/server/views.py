@@ -11,8 +11,8 @@ import msgspec
 from trunkline.cron import in_words
 from trunkline.server.bodies import check_value
 from trunkline.server.problems import Problem
-from trunkline.types import DeadLetter, Delivery, GroupStats, Message, QueueStats, Schedule, TopicStats, Waiting
-from trunkline.wire import DeadLetterView, DeliveryView, MessageView, ScheduleView, WaitingView
+from trunkline.types import DeadLetter, Delivery, GroupStats, Message, QueueStats, ReadyMessage, Schedule, TopicStats
+from trunkline.wire import DeadLetterView, DeliveryView, MessageView, ReadyMessageView, ScheduleView
 
 # Payloads
 
@@ -86,8 +86,8 @@ def delivery_view(queue: str, delivery: Delivery[Any]) -> DeliveryView:
     )
 
 
-def waiting_view(message: Waiting[Any]) -> WaitingView:
-    return WaitingView(
+def ready_message_view(message: ReadyMessage[Any]) -> ReadyMessageView:
+    return ReadyMessageView(
         **_common(message), topic=message.topic, attempt=message.attempt, due_at=message.due_at, error=message.error
     )
 

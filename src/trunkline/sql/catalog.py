@@ -46,7 +46,7 @@ FUNCTION_FILES = (
     "search.sql",
     "attention.sql",
     "outbox.sql",
-    "recipes.sql",
+    "pg_messaging.sql",
     "compat.sql",
     "tokens.sql",
     "spark.sql",

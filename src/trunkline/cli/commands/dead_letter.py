@@ -25,7 +25,7 @@ command = CommandGroup("dead", help="Manage dead letters.")
 _PAGE = 1000
 _DEAD = (
     Column("id", "id", whole=True),
-    Column("from", lambda row: row.topic or "inbox"),
+    Column("from", lambda row: row.topic or "direct"),
     Column("dead since", "dead_at", whole=True),
     Column("attempts", "attempts", right=True),
     Column("reason", "reason"),
@@ -89,7 +89,7 @@ async def _count(mq: Messaging, queue: str, selection: DeadLetterFilter) -> int:
     return count
 
 
-@command.verb("list", example="trunkline dead list mail --error Timeout")
+@command.subcommand("list", example="trunkline dead list mail --error Timeout")
 @click.argument("queue")
 @_selection
 def list_(invocation: Invocation, queue: str, **chosen: Any) -> None:
@@ -118,7 +118,7 @@ _SHARES = (
 )
 
 
-@command.verb("groups", example="trunkline dead groups --since 1d")
+@command.subcommand("groups", example="trunkline dead groups --since 1d")
 @click.argument("queue", required=False)
 @click.option("--since", type=Duration(), help="Only dead letters of the last hours or days, for example 6h.")
 @click.option("--limit", type=Count(1, 1000), default=100, show_default=True, help="Maximum number of groups.")
@@ -127,7 +127,7 @@ def groups(invocation: Invocation, queue: str | None, since: timedelta | None, l
     invocation.out.many(invocation.run(lambda mq: mq.dead.groups(queue, since=since, limit=limit)), _GROUPS)
 
 
-@command.verb("spread", example="trunkline dead spread mail 9a1c5e0b7d2f4a68")
+@command.subcommand("spread", example="trunkline dead spread mail 9a1c5e0b7d2f4a68")
 @click.argument("queue")
 @click.argument("fingerprint")
 @click.option("--limit", type=Count(1, 100), default=5, show_default=True, help="Maximum number of values of each kind.")
@@ -136,7 +136,7 @@ def spread(invocation: Invocation, queue: str, fingerprint: str, limit: int) -> 
     invocation.out.many(invocation.run(lambda mq: mq.dead.spread(queue, fingerprint, limit=limit)), _SHARES)
 
 
-@command.verb("show", example="trunkline dead show mail 019a8d2e-7c1b-7000-8000-000000000000")
+@command.subcommand("show", example="trunkline dead show mail 019a8d2e-7c1b-7000-8000-000000000000")
 @click.argument("queue")
 @click.argument("id", type=click.UUID)
 def show(invocation: Invocation, queue: str, id: UUID) -> None:
@@ -144,7 +144,7 @@ def show(invocation: Invocation, queue: str, id: UUID) -> None:
     invocation.out.one(invocation.run(lambda mq: mq.dead.get(queue, id)))
 
 
-@command.verb("redrive", example="trunkline dead redrive mail --error ConnectTimeout --dry-run")
+@command.subcommand("redrive", example="trunkline dead redrive mail --error ConnectTimeout --dry-run")
 @click.argument("queue")
 @_selection
 @click.option("--to", metavar="QUEUE", help="Move to another queue.")
@@ -159,7 +159,7 @@ def redrive(invocation: Invocation, queue: str, to: str | None, dry_run: bool, *
     _act(invocation, queue, selection, "redrive", dry_run, work)
 
 
-@command.verb("edit", example='trunkline dead edit mail 019a8d2e-7c1b-7000-8000-000000000000 --body \'{"to": "ann"}\'')
+@command.subcommand("edit", example='trunkline dead edit mail 019a8d2e-7c1b-7000-8000-000000000000 --body \'{"to": "ann"}\'')
 @click.argument("queue")
 @click.argument("id", type=click.UUID)
 @click.option("--body", required=True, help="JSON.")
@@ -172,7 +172,7 @@ def edit(invocation: Invocation, queue: str, id: UUID, body: str, headers: tuple
     invocation.say(f"dead letter {id} was redriven with the new body")
 
 
-@command.verb("purge", example="trunkline dead purge mail --reason buried --dry-run")
+@command.subcommand("purge", example="trunkline dead purge mail --reason buried --dry-run")
 @click.argument("queue")
 @_selection
 @confirm.dry_run()
@@ -225,7 +225,7 @@ async def _in_steps(
     return total + (int(await verb(ids=page)) if page else 0)
 
 
-@command.verb(
+@command.subcommand(
     "export",
     example="trunkline dead export mail --file dead.ndjson\ntrunkline queue enqueue mail --envelope --file dead.ndjson",
 )

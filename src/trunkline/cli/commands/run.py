@@ -57,7 +57,7 @@ def _selector(kind: str, queue: str, chosen: dict[str, Any]) -> dict[str, Any]:
     return {"queue": queue} | {name: value for name, value in named.items() if value is not None}
 
 
-@command.verb("preview", example="trunkline run preview redrive mail --error ConnectTimeout")
+@command.subcommand("preview", example="trunkline run preview redrive mail --error ConnectTimeout")
 @_selection
 def preview(invocation: Invocation, kind: str, queue: str, **chosen: Any) -> None:
     """Count the messages that a run would process."""
@@ -66,7 +66,7 @@ def preview(invocation: Invocation, kind: str, queue: str, **chosen: Any) -> Non
     invocation.out.one(found)
 
 
-@command.verb(
+@command.subcommand(
     "start",
     example="trunkline run start redrive mail --error ConnectTimeout --canary 50 --rate 100 --stop-share 0.05\n"
     "trunkline run start purge_dead_letters mail --all --yes",
@@ -99,7 +99,7 @@ def start(invocation: Invocation, kind: str, queue: str, dry_run: bool, yes: boo
     invocation.out.one(invocation.run(work))
 
 
-@command.verb("list", example="trunkline run list --state running --state stopped")
+@command.subcommand("list", example="trunkline run list --state running --state stopped")
 @click.option("--state", "states", type=_STATES, multiple=True, help="Only runs in this state; may be repeated.")
 @click.option("--limit", type=Count(1, 1000), default=100, show_default=True, help="Maximum number of runs.")
 def list_(invocation: Invocation, states: tuple[str, ...], limit: int) -> None:
@@ -107,14 +107,14 @@ def list_(invocation: Invocation, states: tuple[str, ...], limit: int) -> None:
     invocation.out.many(invocation.run(lambda mq: mq.runs.list(states or None, limit=limit)), _RUNS)
 
 
-@command.verb("show", example="trunkline run show 7")
+@command.subcommand("show", example="trunkline run show 7")
 @click.argument("run", type=Count(1))
 def show(invocation: Invocation, run: int) -> None:
     """Show a run with its log and some of the messages that failed again."""
     invocation.out.one(invocation.run(lambda mq: mq.runs.get(run)))
 
 
-@command.verb("pause", example="trunkline run pause 7 --reason 'waiting for the fix'")
+@command.subcommand("pause", example="trunkline run pause 7 --reason 'waiting for the fix'")
 @click.argument("run", type=Count(1))
 @click.option("--reason", help="Shown with the run.")
 def pause(invocation: Invocation, run: int, reason: str | None) -> None:
@@ -123,7 +123,7 @@ def pause(invocation: Invocation, run: int, reason: str | None) -> None:
     invocation.say(f"run {run} is paused")
 
 
-@command.verb("resume", example="trunkline run resume 7")
+@command.subcommand("resume", example="trunkline run resume 7")
 @click.argument("run", type=Count(1))
 def resume(invocation: Invocation, run: int) -> None:
     """Continue a run that was paused or stopped."""
@@ -131,7 +131,7 @@ def resume(invocation: Invocation, run: int) -> None:
     invocation.say(f"run {run} continues")
 
 
-@command.verb("abort", example="trunkline run abort 7")
+@command.subcommand("abort", example="trunkline run abort 7")
 @click.argument("run", type=Count(1))
 @click.option("--reason", help="Shown with the run.")
 def abort(invocation: Invocation, run: int, reason: str | None) -> None:
@@ -140,7 +140,7 @@ def abort(invocation: Invocation, run: int, reason: str | None) -> None:
     invocation.say(f"run {run} is aborted")
 
 
-@command.verb("undo", example="trunkline run list\ntrunkline run undo 8")
+@command.subcommand("undo", example="trunkline run list\ntrunkline run undo 8")
 @click.argument("run", type=Count(1))
 def undo(invocation: Invocation, run: int) -> None:
     """Move a group back to the positions that it had before a seek."""

@@ -79,7 +79,7 @@ class CommandGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
-    def verb(self, name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
+    def subcommand(self, name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
         """Register a function as a command of this group; its first argument is the invocation."""
         return lambda function: _add(self, function, name, example)
 
@@ -89,7 +89,7 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.
     return lambda function: _add(None, function, name, example)
 
 
-def _add(noun: CommandGroup | None, function: Callable[..., Any], name: str, example: str) -> click.Command:
+def _add(group: CommandGroup | None, function: Callable[..., Any], name: str, example: str) -> click.Command:
     @functools.wraps(function)
     def call(
         *,
@@ -105,7 +105,7 @@ def _add(noun: CommandGroup | None, function: Callable[..., Any], name: str, exa
         return function(Invocation(flags, output, timeout, quiet), **values)
 
     call.__click_params__ = [*_shared(), *getattr(function, "__click_params__", [])]  # type: ignore[attr-defined]
-    make = click.command if noun is None else noun.command
+    make = click.command if group is None else group.command
     return make(name, cls=Command, example=example)(call)
 
 

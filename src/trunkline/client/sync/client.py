@@ -25,7 +25,7 @@ from trunkline.client.sync.runs import Runs
 from trunkline.client.sync.schedules import Schedules
 from trunkline.client.sync.subscriptions import Subscriptions
 from trunkline.client.sync.topics import Topics
-from trunkline.codec import duration, place
+from trunkline.codec import duration, position_text
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import InvalidValue, SettingsError
@@ -33,7 +33,7 @@ from trunkline.messaging import ManyOptions, MessageOptions, QueueMessageOptions
 from trunkline.runtime.sync.publisher import new_messages
 from trunkline.runtime.sync.session import Session
 from trunkline.settings import Settings
-from trunkline.types import Duration, Explanation, NewMessage, Place, Published, Range, Result, Stats
+from trunkline.types import Duration, Explanation, NewMessage, Position, Published, Range, Result, Stats
 
 T = TypeVar("T")
 _LEASE = timedelta(seconds=30)
@@ -254,7 +254,7 @@ class SyncClient(OnConnection):
         type: None = None,
         *,
         group: str,
-        start: Place = "earliest",
+        start: Position = "earliest",
         batch: int = 100,
         lease: Duration = _LEASE,
         member: str | None = None,
@@ -266,7 +266,7 @@ class SyncClient(OnConnection):
         type: type[T],
         *,
         group: str,
-        start: Place = "earliest",
+        start: Position = "earliest",
         batch: int = 100,
         lease: Duration = _LEASE,
         member: str | None = None,
@@ -277,7 +277,7 @@ class SyncClient(OnConnection):
         type: Any = None,
         *,
         group: str,
-        start: Place = "earliest",
+        start: Position = "earliest",
         batch: int = 100,
         lease: Duration = _LEASE,
         member: str | None = None,
@@ -291,7 +291,7 @@ class SyncClient(OnConnection):
             self._open(),
             topic,
             group,
-            start=place(start),
+            start=position_text(start),
             batch=batch,
             lease=duration(lease) or _LEASE,
             member=member,
@@ -396,7 +396,7 @@ class QueueHandle:
     def claims(
         self,
         *,
-        slots: int = 1,
+        max_in_flight: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -406,7 +406,7 @@ class QueueHandle:
     def claims(
         self,
         *,
-        slots: int = 1,
+        max_in_flight: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -415,7 +415,7 @@ class QueueHandle:
     def claims(
         self,
         *,
-        slots: int = 1,
+        max_in_flight: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -423,13 +423,13 @@ class QueueHandle:
     ) -> Claims[Any]:
         """Consume the queue. Use the result as a context manager and iterate over its deliveries; settle each one.
 
-        At most `slots` deliveries are in flight at once. Their leases are renewed while you work, so `lease` only sets
+        At most `max_in_flight` deliveries are open at once. Their leases are renewed while you work, so `lease` only sets
         how soon messages are redelivered if this process dies.
         """
         return Claims(
             self._client.session,
             self.name,
-            slots=slots,
+            max_in_flight=max_in_flight,
             lease=duration(lease),
             labels=labels,
             consumer=consumer,

@@ -9,11 +9,11 @@ from datetime import timedelta
 from typing import Any, TypeVar, Unpack, overload
 
 from trunkline.client.sync.resource import Resource
-from trunkline.codec import duration, place
+from trunkline.codec import duration, position_text
 from trunkline.db.sync import calls
 from trunkline.db.sync.calls import inspection
 from trunkline.resources import NewQueueSettings, QueueSettings, checked
-from trunkline.types import Duration, Message, Place, Queue, QueueStats, Search, SearchRange, Selection, Waiting
+from trunkline.types import Duration, Message, Position, Queue, QueueStats, ReadyMessage, Search, SearchRange, Selection
 
 T = TypeVar("T")
 
@@ -107,13 +107,13 @@ class Queues(Resource):
             if step == 0:
                 return total
 
-    def cleanup(self, name: str) -> int:
+    def trim(self, name: str) -> int:
         """Remove finished messages now instead of waiting for retention.
 
         Returns the number of segments and shared-store partitions that were emptied.
         """
         with self._writing() as conn:
-            return calls.cleanup_queue(conn, name)
+            return calls.trim_queue(conn, name)
 
     def stats(self, name: str | None = None, *, names: Sequence[str] | None = None) -> builtins.list[QueueStats]:
         """Return one row per queue, of one queue or of all.
@@ -140,13 +140,19 @@ class Queues(Resource):
         selection: Selection | None = None,
         *,
         partitions: Sequence[int] | None = None,
-        start: Place = "earliest",
-        end: Place = "latest",
+        start: Position = "earliest",
+        end: Position = "latest",
     ) -> builtins.list[SearchRange]:
         """Return what `search` would read at most: offsets, messages and about how many bytes, per partition."""
         with self._session().reading(queue=queue) as conn:
             return inspection.estimate_search(
-                conn, "queue", queue, selection or {}, partitions=partitions, start=place(start), end=place(end)
+                conn,
+                "queue",
+                queue,
+                selection or {},
+                partitions=partitions,
+                start=position_text(start),
+                end=position_text(end),
             )
 
     def search(
@@ -155,8 +161,8 @@ class Queues(Resource):
         selection: Selection | None = None,
         *,
         partitions: Sequence[int] | None = None,
-        start: Place = "earliest",
-        end: Place = "latest",
+        start: Position = "earliest",
+        end: Position = "latest",
         limit: int = 50,
         backwards: bool = True,
         max_rows: int = 1_000_000,
@@ -177,8 +183,8 @@ class Queues(Resource):
                 queue,
                 selection or {},
                 partitions=partitions,
-                start=place(start),
-                end=place(end),
+                start=position_text(start),
+                end=position_text(end),
                 limit=limit,
                 backwards=backwards,
                 max_rows=max_rows,
@@ -188,10 +194,10 @@ class Queues(Resource):
             )
 
     @overload
-    def peek(self, queue: str, *, limit: int = 10, type: None = None) -> builtins.list[Waiting[Any]]: ...
+    def peek(self, queue: str, *, limit: int = 10, type: None = None) -> builtins.list[ReadyMessage[Any]]: ...
     @overload
-    def peek(self, queue: str, *, limit: int = 10, type: type[T]) -> builtins.list[Waiting[T]]: ...
-    def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]:
+    def peek(self, queue: str, *, limit: int = 10, type: type[T]) -> builtins.list[ReadyMessage[T]]: ...
+    def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[ReadyMessage[Any]]:
         """List the next messages to be delivered, retries first, without claiming them or counting an attempt."""
         with self._session().reading(queue=queue) as conn:
             return calls.peek_queue(conn, queue, limit=limit, type=type)

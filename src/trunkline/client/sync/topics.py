@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack, overload
 
 from trunkline.client.sync.resource import Resource
-from trunkline.codec import duration, place
+from trunkline.codec import duration, position_text
 from trunkline.db.sync import calls
 from trunkline.db.sync.calls import inspection
 from trunkline.resources import TopicSettings, checked
@@ -17,7 +17,7 @@ from trunkline.types import (
     Duration,
     Message,
     PartitionMap,
-    Place,
+    Position,
     Search,
     SearchRange,
     Selection,
@@ -116,13 +116,19 @@ class Topics(Resource):
         selection: Selection | None = None,
         *,
         partitions: Sequence[int] | None = None,
-        start: Place = "earliest",
-        end: Place = "latest",
+        start: Position = "earliest",
+        end: Position = "latest",
     ) -> builtins.list[SearchRange]:
         """Return what `search` would read at most: offsets, messages and about how many bytes, per partition."""
         with self._session().reading(topic=topic) as conn:
             return inspection.estimate_search(
-                conn, "topic", topic, selection or {}, partitions=partitions, start=place(start), end=place(end)
+                conn,
+                "topic",
+                topic,
+                selection or {},
+                partitions=partitions,
+                start=position_text(start),
+                end=position_text(end),
             )
 
     def search(
@@ -131,8 +137,8 @@ class Topics(Resource):
         selection: Selection | None = None,
         *,
         partitions: Sequence[int] | None = None,
-        start: Place = "earliest",
-        end: Place = "latest",
+        start: Position = "earliest",
+        end: Position = "latest",
         limit: int = 50,
         backwards: bool = True,
         max_rows: int = 1_000_000,
@@ -152,8 +158,8 @@ class Topics(Resource):
                 topic,
                 selection or {},
                 partitions=partitions,
-                start=place(start),
-                end=place(end),
+                start=position_text(start),
+                end=position_text(end),
                 limit=limit,
                 backwards=backwards,
                 max_rows=max_rows,
@@ -186,10 +192,10 @@ class Topics(Resource):
             return calls.read(conn, topic, partition, start=start, limit=limit, type=type)
 
     @overload
-    def scan(self, topic: str, *, start: Place = "earliest", type: None = None) -> Iterator[Message[Any]]: ...
+    def scan(self, topic: str, *, start: Position = "earliest", type: None = None) -> Iterator[Message[Any]]: ...
     @overload
-    def scan(self, topic: str, *, start: Place = "earliest", type: type[T]) -> Iterator[Message[T]]: ...
-    def scan(self, topic: str, *, start: Place = "earliest", type: Any = None) -> Iterator[Message[Any]]:
+    def scan(self, topic: str, *, start: Position = "earliest", type: type[T]) -> Iterator[Message[T]]: ...
+    def scan(self, topic: str, *, start: Position = "earliest", type: Any = None) -> Iterator[Message[Any]]:
         """Iterate over all messages from position `start` to the current head, partition by partition.
 
         Does not affect any reader.
@@ -206,35 +212,35 @@ class Topics(Resource):
                     yield message
 
     @overload
-    def tail(self, topic: str, *, start: Place = "latest", type: None = None) -> Iterator[Message[Any]]: ...
+    def tail(self, topic: str, *, start: Position = "latest", type: None = None) -> Iterator[Message[Any]]: ...
     @overload
-    def tail(self, topic: str, *, start: Place = "latest", type: type[T]) -> Iterator[Message[T]]: ...
-    def tail(self, topic: str, *, start: Place = "latest", type: Any = None) -> Iterator[Message[Any]]:
+    def tail(self, topic: str, *, start: Position = "latest", type: type[T]) -> Iterator[Message[T]]: ...
+    def tail(self, topic: str, *, start: Position = "latest", type: Any = None) -> Iterator[Message[Any]]:
         """Iterate over messages from position `start`, waiting for new ones without end. Does not affect any reader."""
         watch = self._session().wakeup.watch("topic", topic)
         try:
             partitions = (self.get(topic)).partitions
             # messages committed before the call are not new
             self._session().wakeup.sequence("topic", topic)
-            places = [self._offset_of(topic, partition, start) for partition in range(partitions)]
+            positions = [self._offset_of(topic, partition, start) for partition in range(partitions)]
             while True:
                 watch.reset()
                 quiet = True
-                for partition in range(len(places)):
-                    page = self._page(topic, partition, places[partition], _PAGE, type)
+                for partition in range(len(positions)):
+                    page = self._page(topic, partition, positions[partition], _PAGE, type)
                     for message in page:
                         quiet = False
-                        places[partition] = message.offset + 1
+                        positions[partition] = message.offset + 1
                         yield message
                 if quiet:
                     watch.wait()
                     # partitions may have been added in the meantime
-                    places += [1] * ((self.get(topic)).partitions - len(places))
+                    positions += [1] * ((self.get(topic)).partitions - len(positions))
         finally:
             self._session().wakeup.unwatch(watch)
 
-    def _offset_of(self, topic: str, partition: int, start: Place) -> int:
+    def _offset_of(self, topic: str, partition: int, start: Position) -> int:
         if isinstance(start, int):
             return start
         with self._session().reading(topic=topic) as conn:
-            return calls.offset_of(conn, topic, partition, place(start))
+            return calls.offset_of(conn, topic, partition, position_text(start))

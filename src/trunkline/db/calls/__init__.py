@@ -43,7 +43,6 @@ from trunkline.db.calls.queues import (
     alter_queue,
     bury,
     claim,
-    cleanup_queue,
     create_queue,
     delete_queue,
     ensure_queue,
@@ -56,6 +55,7 @@ from trunkline.db.calls.queues import (
     purge_queue,
     queues_of_cursors,
     release,
+    trim_queue,
 )
 from trunkline.db.calls.runs import (
     abort_run,
@@ -95,7 +95,6 @@ __all__ = [
     "bury",
     "claim",
     "claim_range",
-    "cleanup_queue",
     "commit",
     "copy_many",
     "copy_target",
@@ -165,6 +164,7 @@ __all__ = [
     "topic_number",
     "topic_stats",
     "transaction_number",
+    "trim_queue",
     "undo_run",
     "unsubscribe",
     "upkeep",

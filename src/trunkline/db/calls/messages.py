@@ -182,9 +182,9 @@ async def offset_at(conn: Connection, topic: str, partition: int, at: datetime) 
     return int(await fetch_value(conn, "select trunkline.offset_at(%b, %b::int, %b)", (topic, partition, at)))
 
 
-async def offset_of(conn: Connection, topic: str, partition: int, place: str) -> int:
+async def offset_of(conn: Connection, topic: str, partition: int, position: str) -> int:
     """Return the next offset to read from a position: 'earliest', 'latest', an offset or a time."""
-    return int(await fetch_value(conn, "select trunkline.offset_of(%b, %b::int, %b)", (topic, partition, place)))
+    return int(await fetch_value(conn, "select trunkline.offset_of(%b, %b::int, %b)", (topic, partition, position)))
 
 
 async def explain_message(conn: Connection, id: UUID) -> Explanation:

@@ -248,9 +248,9 @@ class Permits(NamedTuple):
     wait: float
 
 
-async def take_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
+async def acquire_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
     rows = await fetch_rows(
-        conn, "select delays, valid, wait from trunkline.take_permits(%b::int, %b::int)", (endpoint_id, want)
+        conn, "select delays, valid, wait from trunkline.acquire_permits(%b::int, %b::int)", (endpoint_id, want)
     )
     return Permits(*rows[0])
 
@@ -313,20 +313,20 @@ async def open_breaker(conn: Connection, endpoint_id: int, openings: int) -> flo
     return 0.0 if value is None else float(value)
 
 
-async def take_probe(conn: Connection, endpoint_id: int) -> bool:
-    return bool(await fetch_value(conn, "select trunkline.take_probe(%b::int)", (endpoint_id,)))
+async def acquire_probe(conn: Connection, endpoint_id: int) -> bool:
+    return bool(await fetch_value(conn, "select trunkline.acquire_probe(%b::int)", (endpoint_id,)))
 
 
 async def close_breaker(conn: Connection, endpoint_id: int) -> None:
     await fetch_rows(conn, "select trunkline.close_breaker(%b::int)", (endpoint_id,))
 
 
-async def hold_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
-    await fetch_rows(conn, "select trunkline.hold_endpoint(%b::int, %b)", (endpoint_id, span))
+async def defer_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
+    await fetch_rows(conn, "select trunkline.defer_endpoint(%b::int, %b)", (endpoint_id, span))
 
 
-async def bar_dispatcher(conn: Connection, dispatcher: str, endpoint_id: int, reason: str, *, probing: bool) -> float:
-    query = "select trunkline.bar_dispatcher(%b, %b::int, %b, %b)"
+async def deny_egress(conn: Connection, dispatcher: str, endpoint_id: int, reason: str, *, probing: bool) -> float:
+    query = "select trunkline.deny_egress(%b, %b::int, %b, %b)"
     return float(await fetch_value(conn, query, (dispatcher, endpoint_id, reason, probing)))
 
 
@@ -334,8 +334,8 @@ async def return_test(conn: Connection, endpoint_id: int, id: UUID) -> bool:
     return bool(await fetch_value(conn, "select trunkline.return_test(%b::int, %b::uuid)", (endpoint_id, id)))
 
 
-async def lift_bar(conn: Connection, dispatcher: str, endpoint_id: int) -> None:
-    await fetch_rows(conn, "select trunkline.lift_bar(%b, %b::int)", (dispatcher, endpoint_id))
+async def allow_egress(conn: Connection, dispatcher: str, endpoint_id: int) -> None:
+    await fetch_rows(conn, "select trunkline.allow_egress(%b, %b::int)", (dispatcher, endpoint_id))
 
 
 # Receiving

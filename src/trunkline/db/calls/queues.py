@@ -13,7 +13,7 @@ from trunkline.db.pool import Connection
 from trunkline.db.query import fetch_records, fetch_rows, fetch_value
 from trunkline.receipt import of_one_lease
 from trunkline.resources import NewQueueSettings, sql_types
-from trunkline.types import Queue, Result, Waiting
+from trunkline.types import Queue, ReadyMessage, Result
 
 S = TypeVar("S")
 
@@ -61,14 +61,14 @@ async def purge_queue(conn: Connection, name: str) -> int:
     return int(await fetch_value(conn, "select trunkline.purge_queue(%b)", (name,)))
 
 
-async def cleanup_queue(conn: Connection, name: str) -> int:
+async def trim_queue(conn: Connection, name: str) -> int:
     """Remove finished messages. Return the number of segments and shared-store partitions emptied."""
-    return int(await fetch_value(conn, "select trunkline.cleanup_queue(%b)", (name,)))
+    return int(await fetch_value(conn, "select trunkline.trim_queue(%b)", (name,)))
 
 
 async def peek_queue(
     conn: Connection, queue: str, *, limit: int = 10, max_bytes: int | None = None, type: Any = None
-) -> list[Waiting[Any]]:
+) -> list[ReadyMessage[Any]]:
     """Return the next messages: retries by due time, then new ones. Claims nothing and counts no attempt."""
     fields, function = f"{FIELDS}, topic, attempt, due_at, error", "peek_queue(%b, %b::int)"
     if max_bytes is None:
@@ -77,7 +77,7 @@ async def peek_queue(
         rows = await fetch_rows(conn, within_bytes(fields, function), (queue, limit, max_bytes))
     decode = decoder(type)
     return [
-        Waiting(**message_fields(row), topic=row[11], attempt=row[12], due_at=row[13], error=row[14], _decode=decode)
+        ReadyMessage(**message_fields(row), topic=row[11], attempt=row[12], due_at=row[13], error=row[14], _decode=decode)
         for row in rows
     ]
 

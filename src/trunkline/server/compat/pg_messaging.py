@@ -154,53 +154,53 @@ async def consume(request: Request) -> Response:
     return await _lease(request, topic, group, query)
 
 
-async def _claim(call: Request, topic: str, group: str, query: dict[str, Any]) -> Response:
+async def _claim(request: Request, topic: str, group: str, query: dict[str, Any]) -> Response:
     if query["wait"]:
-        await call.bytes()
+        await request.bytes()
 
     async def look() -> Any:
-        return await call.mq.claim_range(topic, group, limit=query["max"])
+        return await request.mq.claim_range(topic, group, limit=query["max"])
 
-    work = retry_until(call.mq, "group", topic, look, wait=query["wait"], group=group, member="http")
-    found = await (until_gone(call, work) if query["wait"] else work)
+    work = retry_until(request.mq, "group", topic, look, wait=query["wait"], group=group, member="http")
+    found = await (until_gone(request, work) if query["wait"] else work)
     if found is None:
-        async with call.mq.connection() as conn:
+        async with request.mq.connection() as conn:
             acked = await compat.committed(conn, topic, group)
         return respond(Consumed(claimed_start_offset=acked + 1, claimed_end_offset=acked, messages=[]))
-    rows = await call.mq.topics.read(topic, found.partition, start=found.first, limit=found.last - found.first + 1)
+    rows = await request.mq.topics.read(topic, found.partition, start=found.first, limit=found.last - found.first + 1)
     return respond(Consumed(claimed_start_offset=found.first, claimed_end_offset=found.last, messages=_log_messages(rows)))
 
 
-async def _lease(call: Request, topic: str, group: str, query: dict[str, Any]) -> Response:
+async def _lease(request: Request, topic: str, group: str, query: dict[str, Any]) -> Response:
     member, lease = query["member"], timedelta(seconds=query["lease"])
-    stats = await call.mq.groups.stats(topic) if await _has_topic(call, topic) else []
+    stats = await request.mq.groups.stats(topic) if await _has_topic(request, topic) else []
     mine = [row for row in stats if row.group == group and row.member == member and row.fetched >= row.next_offset]
-    async with call.writing() as conn:
+    async with request.writing() as conn:
         for row in mine:
             await compat.ack_upto(conn, topic, group, row.fetched)
 
     async def look() -> compat.Pulled | None:
-        async with call.mq.connection() as conn:
-            budget = call.service.config.max_response_bytes
+        async with request.mq.connection() as conn:
+            budget = request.service.config.max_response_bytes
             return await compat.pull(conn, topic, group, member=member, limit=query["max"], lease=lease, max_bytes=budget)
 
-    work = retry_until(call.mq, "group", topic, look, wait=query["wait"], group=group, member=member)
+    work = retry_until(request.mq, "group", topic, look, wait=query["wait"], group=group, member=member)
     try:
-        found = await (until_gone(call, work) if query["wait"] else work)
+        found = await (until_gone(request, work) if query["wait"] else work)
     except BaseException:
         if query["wait"]:
-            await call.mq.leave(topic, group, member=member)
+            await request.mq.leave(topic, group, member=member)
         raise
     if found is None:
-        async with call.mq.connection() as conn:
+        async with request.mq.connection() as conn:
             acked = await compat.committed(conn, topic, group)
         return respond(Consumed(claimed_start_offset=acked + 1, claimed_end_offset=acked, messages=[]))
     rows = _log_messages(found.messages)
     return respond(Consumed(claimed_start_offset=rows[0].c_offset, claimed_end_offset=rows[-1].c_offset, messages=rows))
 
 
-async def _has_topic(call: Request, topic: str) -> bool:
-    await call.mq.topics.get(topic)
+async def _has_topic(request: Request, topic: str) -> bool:
+    await request.mq.topics.get(topic)
     return True
 
 

@@ -19,7 +19,7 @@ from msgspec import Meta
 from trunkline.db import calls
 from trunkline.db.calls import compat
 from trunkline.errors import AlreadyExists, InUse, SubscriptionNotFound, TrunklineError
-from trunkline.hints import Words
+from trunkline.hints import Interface
 from trunkline.server import problems
 from trunkline.server.auth import IN_BODY
 from trunkline.server.bodies import BLANK, Seconds, name_fault, refuse, span
@@ -79,7 +79,7 @@ class Taken(Problem):
         self.number = number
 
 
-def details(problem: Problem, words: Words = "route") -> Details:
+def details(problem: Problem, words: Interface = "route") -> Details:
     """Add psqlqueue's fields to a problem."""
     number = _number(problem)
     return Details(
@@ -260,9 +260,9 @@ async def purge_queue(request: Request, queue: FromPath[str]) -> Response:
 
 
 @route("PUT", "/queues/{queue:str}/cleanup", _doc("queues", "admin", **_CHANGE))
-async def cleanup_queue(request: Request, queue: FromPath[str]) -> Response:
+async def trim_queue(request: Request, queue: FromPath[str]) -> Response:
     """Remove finished messages now instead of waiting for upkeep."""
-    await request.mq.queues.cleanup(queue)
+    await request.mq.queues.trim(queue)
     return nothing()
 
 
@@ -334,14 +334,14 @@ async def delete_topic(request: Request, topic: FromPath[str]) -> Response:
     return nothing()
 
 
-async def _only_drained_queues(call: Request, topic: str) -> bool:
+async def _only_drained_queues(request: Request, topic: str) -> bool:
     """Return whether the topic's only readers are queues that have settled all their messages."""
-    mq = call.mq
+    mq = request.mq
     # on a separate connection: this route runs in a transaction
     await mq.session.wakeup.sequence("topic", topic)
     if await mq.groups.list(topic) or any(row.topic == topic for row in await mq.schedules.list()):
         return False
-    if any(row.scheduled for row in await mq.topics.stats(topic)):
+    if any(row.delayed for row in await mq.topics.stats(topic)):
         return False
     for queue in {row.queue for row in await mq.subscriptions.list(topic=topic)}:
         (stats,) = await mq.queues.stats(queue)
@@ -409,9 +409,9 @@ async def create_subscription(request: Request) -> Response:
     return respond(SubscriptionView.of(await _find(request, body.id, body.queue_id)), 201)
 
 
-async def _find(call: Request, id: str, queue: str | None = None) -> Subscription:
+async def _find(request: Request, id: str, queue: str | None = None) -> Subscription:
     """Find a subscription. Names created here are unique; natively they are unique per queue only."""
-    found = [row for row in await call.mq.subscriptions.list(queue) if row.name == id]
+    found = [row for row in await request.mq.subscriptions.list(queue) if row.name == id]
     if not found:
         raise SubscriptionNotFound(
             f"subscription {id} does not exist", hint="List subscriptions with trunkline.list_subscriptions."
@@ -478,20 +478,20 @@ _PUBLISH: dict[str, Any] = {
 }
 
 
-async def _publish(call: Request, kind: str, name: str) -> Response:
-    body = await call.read(NewTextMessage)
+async def _publish(request: Request, kind: str, name: str) -> Response:
+    body = await request.read(NewTextMessage)
     refuse(body=None if body.body else BLANK)
     assert body.body is not None  # noqa: S101
     message = NewMessage(
         body=body.body.encode(),
         content_type=_TEXT,
         label=body.label,
-        headers=traced(body.attributes, call.trace()),
-        idempotency_key=idempotency_key(call),
+        headers=traced(body.attributes, request.trace()),
+        idempotency_key=idempotency_key(request),
     )
-    stored = await call.service.publish(kind, name, message)
+    stored = await request.service.publish(kind, name, message)
     headers = {"message-id": str(stored.id)}
-    if "return=representation" not in (call.header("prefer") or ""):
+    if "return=representation" not in (request.header("prefer") or ""):
         return nothing(headers)
     return respond(PublishedView(stored.id, stored.duplicate), 201, headers)
 
@@ -527,8 +527,8 @@ class Receipts:
         return self._known.pop((queue, id), None)
 
 
-def _receipts(call: Request) -> Receipts:
-    receipts: Receipts = call.app.state.psqlqueue_receipts
+def _receipts(request: Request) -> Receipts:
+    receipts: Receipts = request.app.state.psqlqueue_receipts
     return receipts
 
 
@@ -664,25 +664,25 @@ async def nack(request: Request, queue: FromPath[str], message: FromPath[str]) -
     return nothing()
 
 
-async def _settle_one(call: Request, queue: str, message: str, delay: int | None) -> None:
+async def _settle_one(request: Request, queue: str, message: str, delay: int | None) -> None:
     """Ack, or nack with `delay`. Settling an acked message has no effect and is not an error."""
     if "." in message:
-        await _settle_receipt(call, queue, message, delay)
+        await _settle_receipt(request, queue, message, delay)
         return
     try:
         id = UUID(message)
     except ValueError:
-        await call.mq.queues.get(queue)
+        await request.mq.queues.get(queue)
         raise message_not_found(f"{message[:100]!r} is not a message id") from None
-    receipt = _receipts(call).take(queue, id)
-    if receipt is not None and await _settle(call, queue, receipt, delay) == "done":
+    receipt = _receipts(request).take(queue, id)
+    if receipt is not None and await _settle(request, queue, receipt, delay) == "done":
         return
     # delivered by another worker, or evicted from memory: ask the database
     for _ in range(3):
-        async with call.mq.connection() as conn:
+        async with request.mq.connection() as conn:
             held = await compat.delivery_of(conn, queue, id)
         if held is None:
-            state = await _not_readable_yet(call, queue, id)
+            state = await _not_readable_yet(request, queue, id)
             if state is None:
                 raise message_not_found(f"queue {queue} has no message {id}")
             raise message_not_found(f"message {id} is not leased: it is {state}")
@@ -690,34 +690,34 @@ async def _settle_one(call: Request, queue: str, message: str, delay: int | None
             return
         if held.receipt is None:
             raise message_not_found(f"message {id} is not leased: it is {held.state}")
-        if await _settle(call, queue, held.receipt, delay) == "done":
+        if await _settle(request, queue, held.receipt, delay) == "done":
             return
         await asyncio.sleep(0.01)
     raise message_not_found(f"the delivery of message {id} keeps changing")
 
 
-async def _not_readable_yet(call: Request, queue: str, id: UUID) -> str | None:
+async def _not_readable_yet(request: Request, queue: str, id: UUID) -> str | None:
     """Return the state of a message that has no offset yet, or None if the queue has no such message."""
-    found = await call.mq.explain(id)
-    state = {"not_sequenced": "waiting", "scheduled": "delayed"}.get(found.state)
+    found = await request.mq.explain(id)
+    state = {"not_sequenced": "ready", "delayed": "delayed"}.get(found.state)
     if state is None or found.get("queue") == queue:
         return state
-    topics = {row.topic for row in await call.mq.subscriptions.list(queue)}
+    topics = {row.topic for row in await request.mq.subscriptions.list(queue)}
     return state if found.get("topic") in topics else None
 
 
-async def _settle_receipt(call: Request, queue: str, receipt: str, delay: int | None) -> None:
-    result = await _settle(call, queue, receipt, delay)
+async def _settle_receipt(request: Request, queue: str, receipt: str, delay: int | None) -> None:
+    result = await _settle(request, queue, receipt, delay)
     if result == "unknown":
         raise message_not_found(f"not a receipt of queue {queue}")
     if result != "done":
         raise message_not_found(f"the delivery is {result}: its lease expired or it was already settled")
 
 
-async def _settle(call: Request, queue: str, receipt: str, delay: int | None) -> Result:
+async def _settle(request: Request, queue: str, receipt: str, delay: int | None) -> Result:
     if delay is None:
-        return (await call.service.acker.ack(queue, [receipt]))[0]
-    async with call.writing() as conn:
+        return (await request.service.acker.ack(queue, [receipt]))[0]
+    async with request.writing() as conn:
         nack = partial(calls.nack, conn, delay=timedelta(seconds=delay), error=None)
         return (await settle(conn, queue, [receipt], nack))[0]
 
@@ -753,7 +753,7 @@ ROUTES = [
     delete_queue,
     queue_stats,
     purge_queue,
-    cleanup_queue,
+    trim_queue,
     create_topic,
     get_topic,
     list_topics,

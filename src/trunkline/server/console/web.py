@@ -184,11 +184,11 @@ class View:
     def render(
         self, template: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: Any
     ) -> Response:
-        """Answer with a template."""
+        """Response with a template."""
         return html(self.console.pages.render(template, self.values(**values)), status, headers)
 
     async def page(self, template: str, panels: Panels | None = None, **values: Any) -> Response:
-        """Answer with a page whose panels are read at the same time. `title` and `nav` are required."""
+        """Response with a page whose panels are read at the same time. `title` and `nav` are required."""
         values = {"crumbs": [(values["title"], None)], **values}
         shown = {} if panels is None else await panels.render_all(self, template)
         foot = await self.console_foot()
@@ -202,7 +202,7 @@ class View:
         return {"database": None if read.late else read.value}
 
     def redirect(self, address: str, headers: Mapping[str, str] | None = None) -> Response:
-        """Answer with 303, which browsers follow with GET."""
+        """Response with 303, which browsers follow with GET."""
         return Response(b"", 303, None, {"location": address, **POLICY, **(headers or {})})
 
     async def change(self, work: Work[T], *dirty: str) -> T:

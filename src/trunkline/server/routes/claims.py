@@ -123,9 +123,11 @@ class SettlementResults(msgspec.Struct, frozen=True):
 E = TypeVar("E", bound=SettleError)
 
 
-async def _read(call: Request, kind: type[E]) -> E:
+async def _read(request: Request, kind: type[E]) -> E:
     """Read a settlement. Invalid Unicode in the error text must not prevent it."""
-    return bodies.decode(bodies.without_lone_surrogates(await call.bytes()), kind, max_depth=call.service.config.max_depth)
+    return bodies.decode(
+        bodies.without_lone_surrogates(await request.bytes()), kind, max_depth=request.service.config.max_depth
+    )
 
 
 def _doc(body: Any) -> Doc:
@@ -143,31 +145,31 @@ Verb = Callable[[str, list[str]], Awaitable[list[Result]]]
 """Settles receipts of a queue and returns the results in order."""
 
 
-def _on_connection(call: Request, function: Callable[[Connection, Sequence[str]], Awaitable[list[Result]]]) -> Verb:
+def _on_connection(request: Request, function: Callable[[Connection, Sequence[str]], Awaitable[list[Result]]]) -> Verb:
     async def verb(queue: str, receipts: list[str]) -> list[Result]:
-        async with call.writing() as conn:
+        async with request.writing() as conn:
             return await settle(conn, queue, receipts, partial(function, conn))
 
     return verb
 
 
-def _nack(call: Request, body: NackRequest) -> Verb:
-    return _on_connection(call, partial(calls.nack, delay=span(body.delay_seconds), error=body.error))
+def _nack(request: Request, body: NackRequest) -> Verb:
+    return _on_connection(request, partial(calls.nack, delay=span(body.delay_seconds), error=body.error))
 
 
-def _bury(call: Request, body: SettleError) -> Verb:
-    return _on_connection(call, partial(calls.bury, error=body.error))
+def _bury(request: Request, body: SettleError) -> Verb:
+    return _on_connection(request, partial(calls.bury, error=body.error))
 
 
-def _extend(call: Request, body: Extend) -> Verb:
+def _extend(request: Request, body: Extend) -> Verb:
     if not 1 <= body.lease_seconds <= 43_200:  # also if no receipt is of the queue
         raise invalid(f"lease must be between 1 s and 12 h, got {body.lease_seconds:g} s", "invalid_duration")
-    return _on_connection(call, partial(calls.extend, lease=timedelta(seconds=body.lease_seconds)))
+    return _on_connection(request, partial(calls.extend, lease=timedelta(seconds=body.lease_seconds)))
 
 
-async def _settle(call: Request, queue: str, receipts: list[str], verb: Verb) -> Response:
+async def _settle(request: Request, queue: str, receipts: list[str], verb: Verb) -> Response:
     """Settle the receipts that belong to the queue; the others are unknown."""
-    call.query()
+    request.query()
     return _settlements(receipts, await verb(queue, receipts))
 
 
@@ -224,13 +226,13 @@ def _any_queue(body: Any) -> Doc:
     )
 
 
-async def _settle_any(call: Request, receipts: list[str], verb: Verb) -> Response:
+async def _settle_any(request: Request, receipts: list[str], verb: Verb) -> Response:
     """Settle receipts of any queue that the caller's token allows."""
-    call.query()
-    owners = await call.service.queue_of(receipts)
+    request.query()
+    owners = await request.service.queue_of(receipts)
     queues = sorted({owner for owner in owners if owner is not None})
     for queue in queues:
-        await call.allow(queue, hide=True)
+        await request.allow(queue, hide=True)
     results: list[Result] = ["unknown"] * len(receipts)
     for queue in queues:
         places = [place for place, owner in enumerate(owners) if owner == queue]

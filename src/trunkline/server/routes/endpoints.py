@@ -216,9 +216,9 @@ async def unbind_queue(request: Request, endpoint: FromPath[str], queue: FromPat
     return nothing()
 
 
-def _check_endpoint(call: Request, endpoint: str) -> None:
+def _check_endpoint(request: Request, endpoint: str) -> None:
     """Check the scope for the endpoint of a binding; the route has checked the queue."""
-    call.service.auth.check(call.scope, "admin", endpoint)
+    request.service.auth.check(request.scope, "admin", endpoint)
 
 
 class Rotated(msgspec.Struct, frozen=True):

@@ -93,12 +93,12 @@ async def follow(request: Request, topic: FromPath[str]) -> Stream:
     return _stream(_follow(request, topic, places))
 
 
-async def _follow(call: Request, topic: str, places: list[int]) -> AsyncIterator[bytes]:
-    service = call.service
+async def _follow(request: Request, topic: str, places: list[int]) -> AsyncIterator[bytes]:
+    service = request.service
     yield b": here\n\n"
     seen = {partition: place - 1 for partition, place in enumerate(places)}
     try:
-        with service.auth.watch(call.scope) as ended:
+        with service.auth.watch(request.scope) as ended:
             ended.add_done_callback(lambda _: service.topic_tails.ring(topic))
             async with contextlib.aclosing(service.topic_tails.follow(topic, places, _QUIET_SECONDS)) as news:  # type: ignore[type-var]
                 async for events in news:
@@ -175,11 +175,11 @@ class _GroupStream:
     """A group member behind an HTTP connection."""
 
     def __init__(
-        self, call: Request, topic: str, group: str, member: str, query: dict[str, Any], seen: dict[int, int]
+        self, request: Request, topic: str, group: str, member: str, query: dict[str, Any], seen: dict[int, int]
     ) -> None:
-        self._service = call.service
-        self._scope = call.scope
-        self._mq = call.mq
+        self._service = request.service
+        self._scope = request.scope
+        self._mq = request.mq
         self._topic = topic
         self._group = group
         self._member = member

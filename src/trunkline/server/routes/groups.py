@@ -28,14 +28,14 @@ from trunkline.wire import MessageView, to_view, view
 
 GroupView = view(Group)
 TAG = "groups"
-Place = Annotated[str, Meta(min_length=1, max_length=100)]
+Position = Annotated[str, Meta(min_length=1, max_length=100)]
 
 
 class NewGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A group to create."""
 
     name: str | None = None
-    start: Place = "earliest"
+    start: Position = "earliest"
     """earliest, latest, an offset or a time."""
     pattern: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
     """With a pattern or `headers`, the group reads only matching messages, as subscriptions do."""

@@ -21,7 +21,7 @@ from trunkline.server.routing import Doc, route
 from trunkline.server.views import render
 
 TAG = "jobs"
-_STATES = ("running", "waiting", "delayed", "blocked", "dead", "done")
+_STATES = ("running", "ready", "delayed", "blocked", "dead", "done")
 _FILTERS = (
     Param(name="state", choices=_STATES, words="Only jobs in this state; all but done by default."),
     Param(name="kind", words="Only jobs of this kind."),
@@ -62,7 +62,7 @@ async def _list(request: Request, queue: str | None) -> JobList:
 
 
 class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """A job. `state`: running, waiting, delayed, blocked, dead, done, cancelled, failed or gone."""
+    """A job. `state`: running, ready, delayed, blocked, dead, done, cancelled, failed or gone."""
 
     id: UUID
     queue: str | None

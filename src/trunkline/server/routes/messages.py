@@ -51,25 +51,25 @@ _PUBLISH: dict[str, Any] = {
 }
 
 
-async def _publish(call: Request, kind: str, name: str) -> Response:
-    query = call.query()
-    if not query["raw"] and media_type(call) in NDJSON:
-        return await _publish_lines(call, kind, name)
-    sent = await read_messages(call, query)
+async def _publish(request: Request, kind: str, name: str) -> Response:
+    query = request.query()
+    if not query["raw"] and media_type(request) in NDJSON:
+        return await _publish_lines(request, kind, name)
+    sent = await read_messages(request, query)
     if sent.single:
-        stored = await call.service.publish(kind, name, sent.messages[0])
+        stored = await request.service.publish(kind, name, sent.messages[0])
         return respond(PublishedView(stored.id, stored.duplicate), 201, {"message-id": str(stored.id)})
-    with call.service.publishing(sum(len(message.body) for message in sent.messages)):
-        many = call.mq.publish_many if kind == "topic" else call.mq.enqueue_many
+    with request.service.publishing(sum(len(message.body) for message in sent.messages)):
+        many = request.mq.publish_many if kind == "topic" else request.mq.enqueue_many
         published = await many(name, sent.messages)
-    call.service.metrics.published(len(published))
+    request.service.metrics.published(len(published))
     return respond(Stored([PublishedView(row.id, row.duplicate) for row in published]), 201)
 
 
-async def _publish_lines(call: Request, kind: str, name: str) -> Response:
-    stream = LineStream(call, kind, name, idempotency_key(call), call.trace())
+async def _publish_lines(request: Request, kind: str, name: str) -> Response:
+    stream = LineStream(request, kind, name, idempotency_key(request), request.trace())
     await stream.publish()
-    call.service.metrics.published(stream.count)
+    request.service.metrics.published(stream.count)
     return Response(b'{"messages":[' + b",".join(stream.views) + b"]}", 201)
 
 

@@ -16,9 +16,9 @@ from trunkline.server.query import AFTER, ENSURE, FORCE, LIMIT, NAMES, OFFSET, P
 from trunkline.server.request import Request
 from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import Page, page, waiting_view
+from trunkline.server.views import Page, page, ready_message_view
 from trunkline.types import Queue, QueueStats
-from trunkline.wire import WaitingView, settings_type, to_settings, to_view, view
+from trunkline.wire import ReadyMessageView, settings_type, to_settings, to_view, view
 
 TAG = "queues"
 
@@ -142,20 +142,20 @@ async def purge_queue(request: Request, queue: FromPath[str]) -> Response:
     return respond(PurgedQueue(await request.mq.queues.purge(queue)))
 
 
-class CleanedQueue(msgspec.Struct, frozen=True):
+class TrimmedQueue(msgspec.Struct, frozen=True):
     emptied: int
     """Segments and shared-store partitions."""
 
 
 @route(
     "PUT",
-    "/queues/{queue:str}/cleanup",
-    Doc(tag=TAG, scope="admin", responses={200: CleanedQueue}, problems=(404,), object="queue", audit=True),
+    "/queues/{queue:str}/trim",
+    Doc(tag=TAG, scope="admin", responses={200: TrimmedQueue}, problems=(404,), object="queue", audit=True),
 )
-async def cleanup_queue(request: Request, queue: FromPath[str]) -> Response:
+async def trim_queue(request: Request, queue: FromPath[str]) -> Response:
     """Remove finished messages now instead of waiting for retention."""
     request.query()
-    return respond(CleanedQueue(await request.mq.queues.cleanup(queue)))
+    return respond(TrimmedQueue(await request.mq.queues.trim(queue)))
 
 
 @route(
@@ -184,7 +184,7 @@ async def resume_queue(request: Request, queue: FromPath[str]) -> Response:
 
 
 class WaitingPage(msgspec.Struct, frozen=True):
-    data: list[WaitingView]
+    data: list[ReadyMessageView]
 
 
 @route(
@@ -204,7 +204,7 @@ async def peek_queue(request: Request, queue: FromPath[str]) -> Response:
     """Show the next messages without claiming them or counting an attempt."""
     limit = request.query()["limit"]
     rows = await budget.peek_queue(request.mq, queue, limit=limit, max_bytes=request.service.config.max_response_bytes)
-    return respond(WaitingPage([waiting_view(row) for row in rows]))
+    return respond(WaitingPage([ready_message_view(row) for row in rows]))
 
 
 ROUTES = [
@@ -215,7 +215,7 @@ ROUTES = [
     delete_queue,
     queue_stats,
     purge_queue,
-    cleanup_queue,
+    trim_queue,
     pause_queue,
     resume_queue,
     peek_queue,

@@ -80,8 +80,8 @@ async def create_schedule(request: Request) -> Response:
     return respond(schedule_view(made), 201)
 
 
-async def _find(call: Request, name: str) -> Schedule:
-    for row in await call.mq.schedules.list():
+async def _find(request: Request, name: str) -> Schedule:
+    for row in await request.mq.schedules.list():
         if row.name == name:
             return row
     raise ScheduleNotFound(f"schedule {name} does not exist", hint="Create it with trunkline.create_schedule.")

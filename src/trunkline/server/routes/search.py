@@ -26,7 +26,7 @@ TAG = "search"
 _GRACE_SECONDS = 5.0
 """Time of the statement beyond the budget of a search, which is only checked between pages of messages."""
 Text = Annotated[str, Meta(max_length=10_000)]
-Place = Annotated[str, Meta(min_length=1, max_length=100)]
+Position = Annotated[str, Meta(min_length=1, max_length=100)]
 Partitions = Annotated[list[Annotated[int, Meta(ge=0, le=63)]], Meta(min_length=1, max_length=64)]
 
 
@@ -53,9 +53,9 @@ class SearchRangeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     selection: SelectionBody = SelectionBody()
     partitions: Partitions | None = None
     """Default: all, or with a key the one that has it."""
-    start: Place = "earliest"
+    start: Position = "earliest"
     """earliest, latest, an offset or a time."""
-    end: Place = "latest"
+    end: Position = "latest"
     """As `start`. Inclusive if it is an offset."""
 
 

@@ -70,9 +70,9 @@ async def create_subscription(request: Request) -> Response:
     return respond(to_view(added), 201)
 
 
-async def _find(call: Request, name: str, queue: str | None) -> Subscription:
+async def _find(request: Request, name: str, queue: str | None) -> Subscription:
     """Find a subscription. Names are unique per queue only."""
-    found = [row for row in await call.mq.subscriptions.list(queue) if row.name == name]
+    found = [row for row in await request.mq.subscriptions.list(queue) if row.name == name]
     if not found:
         raise SubscriptionNotFound(
             f"subscription {name} does not exist", hint="List subscriptions with trunkline.list_subscriptions."

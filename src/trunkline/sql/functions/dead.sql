@@ -34,7 +34,7 @@ $$;
 -- Deletes dead letters, oldest first, and returns them: at most p_limit (1 to 1,000) and about 32 MB of
 -- payloads. Skips rows that another session has locked. A notice says how many are left. For redrive and
 -- purge_dead_letters.
-create or replace function trunkline._take_dead_letters(p_queue text, p_ids uuid[], p_limit int) returns setof trunkline.dead_letters
+create or replace function trunkline._remove_dead_letters(p_queue text, p_ids uuid[], p_limit int) returns setof trunkline.dead_letters
 language plpgsql
 as $$
 declare
@@ -74,7 +74,7 @@ declare
     v_taken trunkline.dead_letters[];
 begin
     perform trunkline._pin_topic(t);
-    v_taken := array(select x from trunkline._take_dead_letters(p_queue, p_ids, p_limit) x order by x.dead_id);
+    v_taken := array(select x from trunkline._remove_dead_letters(p_queue, p_ids, p_limit) x order by x.dead_id);
     perform trunkline._redrive_taken(t, v_taken);
     return cardinality(v_taken);
 end
@@ -180,4 +180,4 @@ $$;
 -- the call until it returns 0.
 create or replace function trunkline.purge_dead_letters(p_queue text, p_ids uuid[] default null, p_limit int default 1000) returns int
 language sql
-as $$ select count(*)::int from trunkline._take_dead_letters(p_queue, p_ids, p_limit) $$;
+as $$ select count(*)::int from trunkline._remove_dead_letters(p_queue, p_ids, p_limit) $$;

@@ -294,20 +294,20 @@ begin
         v_state := 'leased';
         v_why := format('fetched by member "%s", not committed yet', p.member);
     elsif p.member is not null and p.deadline > v_now then
-        v_state := 'waiting';
+        v_state := 'ready';
         v_why := format('%s messages ahead; member "%s" owns the partition', p_offset - p.committed - 1, p.member);
     else
-        v_state := 'waiting';
+        v_state := 'ready';
         v_why := format('%s messages ahead; no member owns the partition', p_offset - p.committed - 1);
     end if;
-    if v_state = 'waiting' then
+    if v_state = 'ready' then
         v_ahead := p_offset - p.committed - 1;
         -- of all partitions; a partition has its share
         v_rate := trunkline._recent_rate('group', c.subscription_id) / (select count(*) from trunkline.cursors k where k.subscription_id = c.subscription_id);
     end if;
     return jsonb_build_object('state', v_state, 'reason', v_why, 'consumer', case when p.deadline > v_now then p.member end,
                               'until', case when v_state = 'leased' then p.deadline end)
-           || case when v_state = 'waiting' then jsonb_build_object('cause', case when p.member is not null and p.deadline > v_now then 'behind' else 'no_member' end, 'ahead', v_ahead,
+           || case when v_state = 'ready' then jsonb_build_object('cause', case when p.member is not null and p.deadline > v_now then 'behind' else 'no_member' end, 'ahead', v_ahead,
                   'rate_per_second', v_rate, 'expected_at', case when v_rate > 0 then v_now + least((v_ahead + 1) / v_rate, 3e8) * interval '1 second' end) else '{}' end;
 end
 $$;
@@ -319,7 +319,7 @@ create or replace function trunkline._explain_returned(q trunkline.queues, p_lab
 language plpgsql stable
 as $$
 begin
-    state := case when q.paused then 'paused' when p_due_at > trunkline.clock() then 'delayed' when p_held_until is not null then 'blocked' else 'waiting' end;
+    state := case when q.paused then 'paused' when p_due_at > trunkline.clock() then 'delayed' when p_held_until is not null then 'blocked' else 'ready' end;
     until := case when state = 'delayed' then p_due_at when state = 'blocked' then p_held_until end;
     reason := case state when 'paused' then 'the queue is paused'
                  when 'delayed' then format('retry after attempt %s%s', p_attempt, coalesce(': ' || p_error, ''))
@@ -355,7 +355,7 @@ begin
         until := p_held_until;
         reason := format('the queue is ordered, and %s has leased messages of this partition', coalesce(p_holder, 'a consumer'));
     else
-        state := 'waiting';
+        state := 'ready';
         reason := format('%s messages ahead', m.log_offset - p_next);
     end if;
 end
@@ -428,7 +428,7 @@ begin
             v_why := format('leased to %s, attempt %s', coalesce(x.consumer, 'an unnamed consumer'), x.attempt)
                      || case v_extended when 0 then '' when 1 then ', extended once' else format(', extended %s times', v_extended) end;
         else
-            v_state := 'waiting';
+            v_state := 'ready';
             v_why := 'lease expired; redelivery is due';
         end if;
     elsif x.kind = 'a' then
@@ -449,7 +449,7 @@ begin
     else
         select * into v_state, v_why from trunkline._explain_unknown(c, q, m);
     end if;
-    if v_state = 'waiting' then
+    if v_state = 'ready' then
         v_more := trunkline._waiting_for(q, case when w.source_id is null and x.claimed_at is null then m.log_offset - v_next else 0 end, m.label);
         v_why := concat_ws('; ', v_why, v_more ->> 'why');
     end if;
@@ -609,7 +609,7 @@ begin
     from (select * from trunkline._delayed d where d.id = p_id offset 0) s join trunkline.topics t using (topic_id) left join trunkline.queues q on q.inbox_id = t.topic_id
     where trunkline._is_waiting(s.no, s.xid, s.due_at) and (q.queue_id is null or not trunkline._is_withdrawn(q, s.xid, s.purge_no)) limit 1;
     if found then
-        return jsonb_build_object('id', p_id, 'state', 'scheduled', 'topic', case v_due.kind when 'topic' then v_due.name end,
+        return jsonb_build_object('id', p_id, 'state', 'delayed', 'topic', case v_due.kind when 'topic' then v_due.name end,
             'queue', case v_due.kind when 'inbox' then v_due.name end, 'until', v_due.due_at, 'reason', format('delayed until %s', v_due.due_at), 'readers', '[]'::jsonb);
     end if;
     -- of a redriven message, the newest offset counts

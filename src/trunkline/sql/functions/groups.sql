@@ -44,7 +44,7 @@ begin
         return null;
     end if;
     for p in 0 .. t.partitions - 1 loop
-        perform trunkline._make_cursor(s, t, p, trunkline._group_place(t, p, p_start));
+        perform trunkline._make_cursor(s, t, p, trunkline._resolve_group_position(t, p, p_start));
     end loop;
     return s;
 end
@@ -616,7 +616,7 @@ begin
         partition := c.partition;
         v_before := v_before || jsonb_build_object(c.partition::text, (s.committed + 1)::text);
         v_moved := v_moved + 1;
-        next_offset := trunkline._group_place(t, c.partition, coalesce(p_places ->> c.partition::text, p_to));
+        next_offset := trunkline._resolve_group_position(t, c.partition, coalesce(p_places ->> c.partition::text, p_to));
         s.committed := next_offset - 1;
         s.fetched := s.committed;
         s.last_match := null;

@@ -393,7 +393,7 @@ begin
                                 'Pass another p_name, or unsubscribe first.');
     end if;
     for p in 0 .. t.partitions - 1 loop
-        perform trunkline._make_cursor(s, t, p, trunkline._place(t, p, p_start));
+        perform trunkline._make_cursor(s, t, p, trunkline._resolve_position(t, p, p_start));
     end loop;
     return s;
 end

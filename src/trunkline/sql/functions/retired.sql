@@ -84,3 +84,26 @@ begin
 end
 $do$;
 drop function if exists trunkline.ensure_queue(text, interval, int, interval, float8, interval, float8, interval, interval, boolean, int, interval, int, int, interval);
+
+-- The words of the glossary: names of functions, parameters and result columns before migration 0032, and the
+-- views that stand for renamed tables and for the view `completed`.
+drop view if exists trunkline.archive, trunkline.endpoint_bars, trunkline.job_slots, trunkline.bell;
+do $do$
+declare
+    f regprocedure;
+begin
+    for f in
+        select oid from pg_proc
+        where pronamespace = 'trunkline'::regnamespace
+          and (proname in ('take_permits', 'take_probe', 'take_tokens', 'hold_slots', 'finish_jobs', 'cleanup_queue', 'list_archive', 'hold_endpoint',
+                           'bar_dispatcher', 'lift_bar', 'lowest_offset', '_barred', '_verbs', '_take_dead_letters', '_place', '_group_place',
+                           '_swap_slots', '_empty_slot')
+               or (proname = 'topic_stats' and proargnames && array['lowest_offset', 'scheduled'])
+               or (proname = 'archive_stats' and proargnames && array['lowest_live', 'lowest_archived'])
+               or (proname = 'offset_of' and proargnames && array['p_place'])
+               or (proname = '_pull' and proargnames && array['p_max']))
+    loop
+        execute format('drop function %s', f);
+    end loop;
+end
+$do$;

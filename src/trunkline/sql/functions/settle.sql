@@ -193,7 +193,7 @@ begin
                                                 content_type, occurred_at, created_at, attempts, error, reason, dead_at, consumer)
             select q.queue_id, m.id, coalesce(k.topic, ''), k.partition, m.log_offset, k.cursor_id, m.key, m.routing_key, m.label, m.headers, m.payload,
                    m.content_type, m.occurred_at, m.created_at, e.attempt,
-                   coalesce(p_error, case p_kind when 'x' then 'the lease ended without an answer' end),
+                   coalesce(p_error, case p_kind when 'x' then 'the lease expired before the message was settled' end),
                    case e.kind when 'b' then 'buried' else 'attempts' end, p_now, l.consumer
             from trunkline._entries(l, v_set) x join trunkline.cursors k on k.cursor_id = x.source_id
             cross join lateral trunkline._read(k.topic_id, k.partition, k.segment_rows, x.log_offset, x.log_offset) m;

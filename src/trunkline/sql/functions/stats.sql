@@ -16,10 +16,10 @@ end
 $$;
 
 -- Returns statistics per partition of a topic (null: of all topics). These are the earliest available and the
--- highest offset, bytes on disk, segments, and messages per second in the last minute. scheduled: delayed
--- messages of the whole topic, the same number in each row, counted up to 100,000.
+-- highest offset, bytes on disk, segments, and messages per second in the last minute. delayed:
+-- delayed messages of the whole topic, the same number in each row, counted up to 100,000.
 create or replace function trunkline.topic_stats(p_topic text default null)
-returns table (topic text, partition int, lowest_offset bigint, head bigint, bytes bigint, segments int, rate_per_second float8, scheduled bigint)
+returns table (topic text, partition int, earliest_offset bigint, head bigint, bytes bigint, segments int, rate_per_second float8, delayed bigint)
 language plpgsql
 set plan_cache_mode = force_generic_plan
 as $$
@@ -38,11 +38,11 @@ begin
                 partition := p;
                 head := trunkline._head_now(t.topic_id, p, t.segment_rows);
                 exit when head is null;
-                select l.base_offset into lowest_offset from trunkline.logs l where l.topic_id = t.topic_id and l.partition = p;
+                select l.base_offset into earliest_offset from trunkline.logs l where l.topic_id = t.topic_id and l.partition = p;
                 select count(*), sum(pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, p, s.segment))))
                   into segments, bytes from trunkline._all_segments() s where s.log = t.topic_id * 64 + p;
                 rate_per_second := trunkline._rate(t.topic_id * 64 + p, head);
-                select count(*) into scheduled
+                select count(*) into delayed
                 from (select from trunkline._delayed c where c.topic_id = t.topic_id and c.due_at > (select b.walked from trunkline.passes b order by b.pass desc limit 1) limit 100000) x;
                 return next;
             end loop;

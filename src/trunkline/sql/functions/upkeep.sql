@@ -442,7 +442,7 @@ begin
             v_gone := trunkline._empty_segment(r.topic_id, r.partition, r.segment, r.last_offset);
             if v_gone > 0 and v_needed <= r.last_offset then
                 insert into trunkline.alerts (at, kind, detail) values (trunkline.clock(), 'retention_overtook_reader',
-                    jsonb_build_object('topic', r.name, 'partition', r.partition, 'reader_needed', v_needed, 'lowest_offset', r.last_offset + 1));
+                    jsonb_build_object('topic', r.name, 'partition', r.partition, 'reader_needed', v_needed, 'earliest_offset', r.last_offset + 1));
                 raise warning 'hard retention removed unread messages of topic "%": offsets % to %', r.name, v_needed, r.last_offset;
             end if;
             v_count := v_count + v_gone;
@@ -589,7 +589,7 @@ $$;
 -- Trimmed messages in the shared store cannot be read any more; their space is reused with their segment.
 -- Segments of the queue's own tables are truncated. A segment stays if a publisher of the queue is open or a
 -- lock cannot be acquired. Requires a READ COMMITTED transaction.
-create or replace function trunkline.cleanup_queue(p_name text) returns int
+create or replace function trunkline.trim_queue(p_name text) returns int
 language plpgsql
 as $$
 declare
@@ -598,7 +598,7 @@ declare
     v_count  int := 0;
     v_needed bigint;
 begin
-    perform trunkline._need_read_committed('cleanup_queue');
+    perform trunkline._need_read_committed('trim_queue');
     -- so that everything settled up to now counts
     perform trunkline._sequence_alone(array[q.queue_id], null);
     perform trunkline._begin_read();
@@ -678,7 +678,7 @@ $$;
 -- Empties the older of the two partitions of `ticks` and `positions`, and makes it the current one. Before
 -- that, copies the rows that are still needed, while no other session can use the partition. Other sessions
 -- wait at most for the lock timeout (20 ms) and the copying. Returns 1, or 0 if the locks were not available.
-create or replace function trunkline._swap_slots() returns int
+create or replace function trunkline._swap_partitions() returns int
 language plpgsql
 as $$
 declare
@@ -827,22 +827,22 @@ $$;
 -- Rotates ticks and positions, then leases and the tables that belong to them.
 create or replace function trunkline._upkeep_rotate() returns int
 language sql
--- in this order: claims read ticks, and wait for locks on these only while slots are swapped
-as $$ select trunkline._rotate() + trunkline._swap_slots() $$;
+-- in this order: claims read ticks, and wait for locks on these only while partitions are swapped
+as $$ select trunkline._rotate() + trunkline._swap_partitions() $$;
 
 -- Truncates a partition if it has rows and can be locked within 50 ms. Returns 1 or 0. run_upkeep restores
 -- the lock timeout.
-create or replace function trunkline._empty_slot(p_slot text) returns int
+create or replace function trunkline._empty_partition(p_partition text) returns int
 language plpgsql
 as $$
 declare
     v_any boolean;
 begin
-    execute format('select exists (select from trunkline.%I)', p_slot) into v_any;
+    execute format('select exists (select from trunkline.%I)', p_partition) into v_any;
     if v_any then
         perform set_config('lock_timeout', '50ms', true);
         begin
-            execute format('truncate trunkline.%I', p_slot);
+            execute format('truncate trunkline.%I', p_partition);
         exception when lock_not_available then
             return 0;
         end;
@@ -876,7 +876,7 @@ begin
     if v_now < w.began_at + greatest(p_keep / 2, interval '1 hour') then
         return 0;
     end if;
-    v_gone := trunkline._empty_slot(p_table || '_' || (w.slot + 1) % 3);
+    v_gone := trunkline._empty_partition(p_table || '_' || (w.slot + 1) % 3);
     execute format('select exists (select from trunkline.%I)', p_table || '_' || (w.slot + 1) % 3) into v_any;
     if not v_any then
         update trunkline.windows set slot = (w.slot + 1) % 3, began_at = v_now where name = p_table;
@@ -919,7 +919,7 @@ begin
     delete from trunkline.members where seen_until < trunkline.clock() - interval '1 hour';
     perform trunkline._drop_sequences();
     delete from trunkline.redriven where at < trunkline.clock() - interval '30 days';
-    return trunkline._empty_slot('idempotency_' || (v_win + 2) % 4);
+    return trunkline._empty_partition('idempotency_' || (v_win + 2) % 4);
 end
 $$;
 
@@ -1095,8 +1095,8 @@ begin
     where m.subscription_id = x.subscription_id and m.member = x.member;
     update trunkline.dispatchers d set seen_until = d.seen_until - v_by
     from (select dispatcher from trunkline.dispatchers where seen_until > v_from for update skip locked) x where d.dispatcher = x.dispatcher;
-    update trunkline.endpoint_bars b set until = b.until - v_by
-    from (select endpoint_id, dispatcher from trunkline.endpoint_bars where until > v_from for update skip locked) x
+    update trunkline.egress_denials b set until = b.until - v_by
+    from (select endpoint_id, dispatcher from trunkline.egress_denials where until > v_from for update skip locked) x
     where b.endpoint_id = x.endpoint_id and b.dispatcher = x.dispatcher;
     update trunkline.endpoints e
     set open_until = case when e.open_until > v_from then e.open_until - v_by else e.open_until end,
@@ -1104,8 +1104,8 @@ begin
         held_until = case when e.held_until > v_from then e.held_until - v_by else e.held_until end
     from (select endpoint_id from trunkline.endpoints where greatest(open_until, probe_until, held_until) > v_from for update skip locked) x
     where e.endpoint_id = x.endpoint_id;
-    update trunkline.job_slots s set until = s.until - v_by
-    from (select limit_name, worker from trunkline.job_slots where until > v_from for update skip locked) x
+    update trunkline.job_limit_shares s set until = s.until - v_by
+    from (select limit_name, worker from trunkline.job_limit_shares where until > v_from for update skip locked) x
     where s.limit_name = x.limit_name and s.worker = x.worker;
     update trunkline.job_workers w set seen_at = w.seen_at - v_by
     from (select worker from trunkline.job_workers where seen_at > v_now for update skip locked) x where w.worker = x.worker;

@@ -50,7 +50,6 @@ from trunkline.db.sync.calls.queues import (
     alter_queue,
     bury,
     claim,
-    cleanup_queue,
     create_queue,
     delete_queue,
     ensure_queue,
@@ -63,6 +62,7 @@ from trunkline.db.sync.calls.queues import (
     purge_queue,
     queues_of_cursors,
     release,
+    trim_queue,
 )
 from trunkline.db.sync.calls.runs import (
     abort_run,
@@ -102,7 +102,6 @@ __all__ = [
     "bury",
     "claim",
     "claim_range",
-    "cleanup_queue",
     "commit",
     "copy_many",
     "copy_target",
@@ -172,6 +171,7 @@ __all__ = [
     "topic_number",
     "topic_stats",
     "transaction_number",
+    "trim_queue",
     "undo_run",
     "unsubscribe",
     "upkeep",

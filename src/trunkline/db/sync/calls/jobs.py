@@ -22,11 +22,11 @@ def ack_lease(conn: Connection, lease: str, offsets: Sequence[int]) -> list[Resu
     return ["done"] * len(offsets) if results is None else results
 
 
-def finish_jobs(conn: Connection, verb: str, ends: Sequence[JobEnd], *, error: str | None = None) -> list[Result]:
+def settle_jobs(conn: Connection, verb: str, ends: Sequence[JobEnd], *, error: str | None = None) -> list[Result]:
     """Settle jobs, store their results, free their unique keys and start the jobs that wait for them."""
     results: list[Result] = fetch_value(
         conn,
-        "select trunkline.finish_jobs(%b, %b::text[], %b::uuid[], %b::bytea[], %b::bool[], %b::text[], %b::text)",
+        "select trunkline.settle_jobs(%b, %b::text[], %b::uuid[], %b::bytea[], %b::bool[], %b::text[], %b::text)",
         (
             verb,
             [end.receipt for end in ends],
@@ -147,19 +147,21 @@ def ensure_limit(conn: Connection, name: str, *, max_running: int | None, rate: 
     fetch_rows(conn, "select trunkline.ensure_limit(%b, %b::int, %b::float8, %b::float8)", (name, max_running, rate, burst))
 
 
-def hold_slots(conn: Connection, worker: str, limits: Sequence[str], wants: Sequence[int], *, span: timedelta) -> list[int]:
+def acquire_limit(
+    conn: Connection, worker: str, limits: Sequence[str], wants: Sequence[int], *, span: timedelta
+) -> list[int]:
     """Acquire capacity with a relaxed commit: what a crash loses is requested again a second later."""
     grants: list[int] = fetch_value(
         conn,
-        "select trunkline.hold_slots(%b, %b::text[], %b::int[], %b, true)",
+        "select trunkline.acquire_limit(%b, %b::text[], %b::int[], %b, true)",
         (worker, list(limits), list(wants), span),
     )
     return grants
 
 
-def take_tokens(conn: Connection, limit: str, want: int) -> tuple[int, float]:
+def acquire_tokens(conn: Connection, limit: str, want: int) -> tuple[int, float]:
     """Return the number of tokens granted and the seconds until the next one."""
-    rows = fetch_rows(conn, "select granted, seconds from trunkline.take_tokens(%b, %b::int, true)", (limit, want))
+    rows = fetch_rows(conn, "select granted, seconds from trunkline.acquire_tokens(%b, %b::int, true)", (limit, want))
     return rows[0][0], rows[0][1]
 
 

@@ -181,9 +181,9 @@ def offset_at(conn: Connection, topic: str, partition: int, at: datetime) -> int
     return int(fetch_value(conn, "select trunkline.offset_at(%b, %b::int, %b)", (topic, partition, at)))
 
 
-def offset_of(conn: Connection, topic: str, partition: int, place: str) -> int:
+def offset_of(conn: Connection, topic: str, partition: int, position: str) -> int:
     """Return the next offset to read from a position: 'earliest', 'latest', an offset or a time."""
-    return int(fetch_value(conn, "select trunkline.offset_of(%b, %b::int, %b)", (topic, partition, place)))
+    return int(fetch_value(conn, "select trunkline.offset_of(%b, %b::int, %b)", (topic, partition, position)))
 
 
 def explain_message(conn: Connection, id: UUID) -> Explanation:

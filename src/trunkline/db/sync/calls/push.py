@@ -249,8 +249,10 @@ class Permits(NamedTuple):
     wait: float
 
 
-def take_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
-    rows = fetch_rows(conn, "select delays, valid, wait from trunkline.take_permits(%b::int, %b::int)", (endpoint_id, want))
+def acquire_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
+    rows = fetch_rows(
+        conn, "select delays, valid, wait from trunkline.acquire_permits(%b::int, %b::int)", (endpoint_id, want)
+    )
     return Permits(*rows[0])
 
 
@@ -312,20 +314,20 @@ def open_breaker(conn: Connection, endpoint_id: int, openings: int) -> float:
     return 0.0 if value is None else float(value)
 
 
-def take_probe(conn: Connection, endpoint_id: int) -> bool:
-    return bool(fetch_value(conn, "select trunkline.take_probe(%b::int)", (endpoint_id,)))
+def acquire_probe(conn: Connection, endpoint_id: int) -> bool:
+    return bool(fetch_value(conn, "select trunkline.acquire_probe(%b::int)", (endpoint_id,)))
 
 
 def close_breaker(conn: Connection, endpoint_id: int) -> None:
     fetch_rows(conn, "select trunkline.close_breaker(%b::int)", (endpoint_id,))
 
 
-def hold_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
-    fetch_rows(conn, "select trunkline.hold_endpoint(%b::int, %b)", (endpoint_id, span))
+def defer_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
+    fetch_rows(conn, "select trunkline.defer_endpoint(%b::int, %b)", (endpoint_id, span))
 
 
-def bar_dispatcher(conn: Connection, dispatcher: str, endpoint_id: int, reason: str, *, probing: bool) -> float:
-    query = "select trunkline.bar_dispatcher(%b, %b::int, %b, %b)"
+def deny_egress(conn: Connection, dispatcher: str, endpoint_id: int, reason: str, *, probing: bool) -> float:
+    query = "select trunkline.deny_egress(%b, %b::int, %b, %b)"
     return float(fetch_value(conn, query, (dispatcher, endpoint_id, reason, probing)))
 
 
@@ -333,8 +335,8 @@ def return_test(conn: Connection, endpoint_id: int, id: UUID) -> bool:
     return bool(fetch_value(conn, "select trunkline.return_test(%b::int, %b::uuid)", (endpoint_id, id)))
 
 
-def lift_bar(conn: Connection, dispatcher: str, endpoint_id: int) -> None:
-    fetch_rows(conn, "select trunkline.lift_bar(%b, %b::int)", (dispatcher, endpoint_id))
+def allow_egress(conn: Connection, dispatcher: str, endpoint_id: int) -> None:
+    fetch_rows(conn, "select trunkline.allow_egress(%b, %b::int)", (dispatcher, endpoint_id))
 
 
 # Receiving

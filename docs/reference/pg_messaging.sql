@@ -1,5 +1,5 @@
 -- The queries of pg-messaging with annotations for sqlc (https://sqlc.dev). Copy this file to your queries.
--- Each query calls one function in schema trunkline (src/trunkline/sql/functions/recipes.sql), so PostgREST
+-- Each query calls one function in schema trunkline (src/trunkline/sql/functions/pg_messaging.sql), so PostgREST
 -- offers them under /rpc with the same names and parameters. For topics with one partition.
 
 -- Publishes a batch, all or none. Returns the ids in input order. Offsets are assigned after the commit.
@@ -26,6 +26,6 @@ select trunkline.enqueue_job($1::text, $2::bytea)::uuid as id;
 -- name: ClaimJob :one
 select id::text, payload::bytea, created_at::timestamptz from trunkline.claim_job($1::text);
 
--- Returns done, lost (the lease has ended) or unknown. Completed jobs are in the view trunkline.archive.
+-- Returns done, lost (the lease has ended) or unknown. Completed jobs are in the view trunkline.completed.
 -- name: ArchiveJob :one
 select trunkline.archive_job($1::text)::text as result;

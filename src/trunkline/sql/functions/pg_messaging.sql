@@ -1,6 +1,6 @@
 -- Compatibility layer for pg-messaging: the usual operations of a log and a queue, one function each, with
 -- plain types. For sqlc, PostgREST and other tools that generate code from signatures.
--- docs/reference/recipes.sql has them with sqlc's annotations. They work with topics of one partition. The
+-- docs/reference/pg_messaging.sql has them with sqlc's annotations. They work with topics of one partition. The
 -- functions behind them (publish_many, fetch, claim and others) can do more.
 
 -- Returns the topic. Raises TL023 if it has more than one partition.
@@ -102,7 +102,7 @@ create or replace function trunkline.claim_job(p_queue text) returns table (id t
 language sql
 as $$ select c.receipt, c.payload, c.created_at from trunkline.claim(p_queue, 1) c $$;
 
--- Acknowledges a job: it leaves the queue and is listed in view `archive` of completed messages. Returns
+-- Acknowledges a job: it leaves the queue and is listed in the view `completed`. Returns
 -- done; lost (the lease ended, another consumer may have the job); or unknown (no such job). Works in the
 -- transaction of claim_job or in a later one.
 create or replace function trunkline.archive_job(p_id text) returns text

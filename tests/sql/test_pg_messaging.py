@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import call, publish, read, refused, rows, value
+from tests.sql.calls import call, publish, read, refused, rows, value
 
-SQLC = Path(__file__).parents[2] / "docs" / "reference" / "recipes.sql"
+SQLC = Path(__file__).parents[2] / "docs" / "reference" / "pg_messaging.sql"
 
 
 def test_the_log_step_by_step(conn: Connection) -> None:
@@ -86,7 +86,7 @@ def test_a_group_starts_behind_what_retention_took(conn: Connection) -> None:
         rows(conn, "select trunkline.head('topic')")
         for duty in ("segments", "segments", "retention"):
             rows(conn, "select trunkline.run_upkeep(%s)", duty)
-    lowest = call(conn, "topic_stats", "topic")[0].lowest_offset
+    lowest = call(conn, "topic_stats", "topic")[0].earliest_offset
     assert lowest > 1
     publish(conn, "topic", *range(8))
     call(conn, "init_consumer_group", "g", "topic", 1)
