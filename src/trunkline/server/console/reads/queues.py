@@ -11,7 +11,7 @@ from trunkline.db.calls import compat, deliveries, inspection, messages, queues,
 from trunkline.db.calls.deliveries import Completed, DeliveryRun, Totals
 from trunkline.db.calls.list_records import ConsumerRow, DelayedRow
 from trunkline.db.pool import Connection
-from trunkline.types import Queue, QueueStats, SeriesPoint, Subscription, Waiting
+from trunkline.types import Queue, QueueStats, ReadyMessage, SeriesPoint, Subscription
 
 _DAY = timedelta(days=1)
 _HOUR = timedelta(hours=1)
@@ -39,7 +39,7 @@ async def detail(conn: Connection, name: str) -> Detail:
     return Detail(queue=queue, stats=found[0], subscriptions=await subscriptions.list_subscriptions(conn, name, None))
 
 
-async def waiting(conn: Connection, name: str, limit: int) -> list[Waiting[bytes]]:
+async def waiting(conn: Connection, name: str, limit: int) -> list[ReadyMessage[bytes]]:
     """Return the messages that consumers get next, in that order."""
     return await queues.peek_queue(conn, name, limit=limit, max_bytes=1_000_000, type=bytes)
 
