@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from trunkline.db.calls import sessions, tokens
 from trunkline.db.calls.sessions import OpenSession
 from trunkline.db.calls.tokens import AuditEntry, Token
@@ -20,10 +22,18 @@ async def open_sessions(conn: Connection) -> list[OpenSession]:
     return await sessions.list_sessions(conn)
 
 
-async def audit(
-    conn: Connection, actor: str | None, action: str | None, object: str | None, before: int | None, limit: int
-) -> list[AuditEntry]:
-    return await tokens.find_audit(conn, actor=actor, action=action, object=object, before=before, limit=limit)
+class Wanted(NamedTuple):
+    """Which entries to show. `action`: a part of it."""
+
+    actor: str | None = None
+    action: str | None = None
+    object: str | None = None
+
+
+async def audit(conn: Connection, wanted: Wanted, before: int | None, limit: int) -> list[AuditEntry]:
+    return await tokens.find_audit(
+        conn, actor=wanted.actor, action=wanted.action, object=wanted.object, before=before, limit=limit
+    )
 
 
 async def chain(conn: Connection) -> tuple[int | None]:

@@ -60,10 +60,12 @@ async def rows(panel: Panel) -> Values:
     view = panel.view
     found = await panel.read("Endpoints", reads.LIST, reads.all_endpoints)
     seen = [row for row in found.endpoints if view.may("view", row.name)] if found else []
-    shown = []
+    shown: list[dict[str, Any]] = []
     for row in seen:
         stats = found.stats.get(row.name) if found else None
-        queues = [found.queues[name] for name in row.queues if name in found.queues and view.may("view", name)] if found else []
+        queues = (
+            [found.queues[name] for name in row.queues if name in found.queues and view.may("view", name)] if found else []
+        )
         sent = stats.acked + stats.nacked + stats.buried if stats else 0
         shown.append(
             {
@@ -138,10 +140,7 @@ def _wanted(view: View) -> tuple[reads.Wanted, str | None]:
         after = None
     outcome = query.get("outcome")
     since = _SINCE.get(query.get("since", ""), _SINCE["1d"])
-    if status == "":
-        number = None
-    else:
-        number = 0 if status == "none" else int(status.removesuffix("xx"))
+    number = None if not status else 0 if status == "none" else int(status.removesuffix("xx"))
     return (
         reads.Wanted(
             outcome=outcome if outcome in OUTCOMES else None,

@@ -172,7 +172,12 @@ async def flow(panel: Panel) -> Values:
                 "Rows", "per second", [line("Rows", rate, shapes.rate, "c-acked")], times, tick=shapes.rate, **span
             ),
             charts.chart(
-                "Batch time", "per batch", [line("Took", took, shapes.duration, "c-ink")], times, tick=shapes.duration, **span
+                "Batch time",
+                "per batch",
+                [line("Took", took, shapes.duration, "c-ink")],
+                times,
+                tick=shapes.duration,
+                **span,
             ),
             charts.chart(
                 "Lag", "messages", [line("Behind", lag, shapes.number, "c-ready")], times, tick=shapes.number, **span
@@ -199,7 +204,7 @@ async def batch(panel: Panel) -> Values:
     detail = row.detail if row else {}
     durations = _durations(detail)
     whole = durations.pop("triggerExecution", 0.0) or sum(durations.values())
-    stages = [
+    stages: list[dict[str, Any]] = [
         {"name": name, "word": _STAGES.get(name, ""), "seconds": value, "look": _LOOKS[place % len(_LOOKS)]}
         for place, (name, value) in enumerate(sorted(durations.items(), key=lambda item: -item[1]))
     ]

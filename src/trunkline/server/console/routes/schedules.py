@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -49,7 +49,9 @@ def target(row: Schedule) -> str:
 
 def strip(fires: list[Fire]) -> Markup:
     """Return the last fires as bars, the newest to the right."""
-    counts = {word: sum(_FATES.get(each.outcome, ("", each.outcome))[1] == word for each in fires) for _, word in _FATES.values()}
+    counts = {
+        word: sum(_FATES.get(each.outcome, ("", each.outcome))[1] == word for each in fires) for _, word in _FATES.values()
+    }
     told = ", ".join(f"{count} {word}" for word, count in counts.items() if count) or "none yet"
     out = [
         Markup('<svg class="strip" width="{}" height="16" role="img" aria-label="The last {}: {}">').format(
@@ -84,7 +86,7 @@ async def rows(panel: Panel) -> Values:
                 "words": in_words(row.cron),
                 "left": _left(row, view.now),
                 "strip": strip(strips.get(row.name, [])),
-                "last": (strips.get(row.name) or [None])[-1],
+                "last": next(reversed(strips.get(row.name, [])), None),
             }
             for row in shown
         ],
@@ -127,9 +129,7 @@ async def coming(panel: Panel) -> Values:
     if row is None:
         return {"times": [], "zone_there": None}
     key = ("next runs", row.cron, row.timezone)
-    found = await panel.read(
-        "Next times", key, lambda conn: reads.preview(conn, row.cron, row.timezone, _NEXT), fresh=10.0
-    )
+    found = await panel.read("Next times", key, lambda conn: reads.preview(conn, row.cron, row.timezone, _NEXT), fresh=10.0)
     return {"times": _times(found.times if found else [], row.timezone), "zone_there": row.timezone}
 
 
@@ -139,7 +139,8 @@ def _times(times: list[datetime], timezone: str) -> list[dict[str, Any]]:
         there = ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         return [{"at": at, "there": "", "shift": None} for at in times]
-    found, before = [], None
+    found: list[dict[str, Any]] = []
+    before: timedelta | None = None
     for at in times:
         local = at.astimezone(there)
         offset = local.utcoffset()
@@ -274,7 +275,9 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 def _draft(fields: dict[str, str]) -> Draft:
-    values = {key: fields.get(key, "").strip() for key in ("name", "cron", "timezone", "kind", "target", "label", "catch_up")}
+    values = {
+        key: fields.get(key, "").strip() for key in ("name", "cron", "timezone", "kind", "target", "label", "catch_up")
+    }
     payload = fields.get("payload", "").strip()
     faults = {}
     if values["name"] and (fault := name_fault(values["name"])):

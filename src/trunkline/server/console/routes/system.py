@@ -102,7 +102,9 @@ async def sizes(panel: Panel) -> Values:
             {
                 "row": row,
                 "share": shapes.share(row.bytes, whole),
-                "bar": charts.meter([(100 * row.bytes / whole if whole else 0, "c-ink")], f"{row.part}: {row.bytes} B", cell=True),
+                "bar": charts.meter(
+                    [(100 * row.bytes / whole if whole else 0, "c-ink")], f"{row.part}: {row.bytes} B", cell=True
+                ),
             }
             for row in rows
         ],
@@ -129,7 +131,9 @@ async def segments(panel: Panel) -> Values:
         "known": found is not None,
         "topic": topic or "",
         "queue": queue or "",
-        "more": view.url("system", "segments", topic=topic, queue=queue, after=f"{last.log}.{last.segment}") if last else None,
+        "more": view.url("system", "segments", topic=topic, queue=queue, after=f"{last.log}.{last.segment}")
+        if last
+        else None,
     }
 
 
