@@ -211,6 +211,7 @@ class View:
         """Run a change on a connection, within the limits of the route. `dirty`: live keys that are stale afterwards."""
         async with self.request.writing() as conn:
             value = await work(conn)
+        self.console.reads.expire()
         self.console.live.touch(*dirty)
         return value
 

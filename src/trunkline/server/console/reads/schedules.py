@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-import msgspec
-
 from trunkline.db.calls import schedules as calls
 from trunkline.db.calls.list_records import Fire
 from trunkline.db.pool import Connection
-from trunkline.errors import InvalidArgument, ScheduleNotFound, TrunklineError
+from trunkline.errors import ScheduleNotFound
 from trunkline.types import Schedule
 
 LIST = "schedule list"
@@ -31,32 +29,12 @@ async def one(conn: Connection, name: str) -> Schedule:
 
 async def strips(conn: Connection, names: tuple[str, ...]) -> dict[str, list[Fire]]:
     """Return the last fires of some schedules, the oldest first."""
-    found = {}
-    for name in names[:_STRIPS]:
-        try:
-            found[name] = list(reversed(await calls.list_fires(conn, name, limit=STRIP)))
-        except ScheduleNotFound:
-            continue
-    return found
+    return {name: list(reversed(await calls.list_fires(conn, name, limit=STRIP))) for name in names[:_STRIPS]}
 
 
 async def fires(conn: Connection, name: str, before: int | None, limit: int) -> list[Fire]:
     return await calls.list_fires(conn, name, before=before, limit=limit)
 
 
-class Preview(msgspec.Struct, frozen=True):
-    """The next times of an expression, or what is wrong with it."""
-
-    times: list[datetime]
-    error: str | None = None
-
-
-async def preview(conn: Connection, cron: str, timezone: str, limit: int) -> Preview:
-    try:
-        return Preview(await calls.next_runs(conn, cron, timezone=timezone, limit=limit))
-    except InvalidArgument as exc:
-        return Preview([], f"{exc}. {exc.hint or ''}".strip())
-    except TrunklineError as exc:
-        if exc.status >= 500:
-            raise
-        return Preview([], str(exc))
+async def next_runs(conn: Connection, cron: str, timezone: str, limit: int) -> list[datetime]:
+    return await calls.next_runs(conn, cron, timezone=timezone, limit=limit)

@@ -129,8 +129,10 @@ async def coming(panel: Panel) -> Values:
     if row is None:
         return {"times": [], "zone_there": None}
     key = ("next runs", row.cron, row.timezone)
-    found = await panel.read("Next times", key, lambda conn: reads.preview(conn, row.cron, row.timezone, _NEXT), fresh=10.0)
-    return {"times": _times(found.times if found else [], row.timezone), "zone_there": row.timezone}
+    found = await panel.read(
+        "Next times", key, lambda conn: reads.next_runs(conn, row.cron, row.timezone, _NEXT), fresh=10.0
+    )
+    return {"times": _times(found or [], row.timezone), "zone_there": row.timezone}
 
 
 def _times(times: list[datetime], timezone: str) -> list[dict[str, Any]]:
@@ -305,13 +307,15 @@ def _draft(fields: dict[str, str]) -> Draft:
 
 
 async def _form(view: View, draft: Draft, status: int = 200) -> Answer:
-    preview, faults = None, dict(draft.faults)
+    faults = dict(draft.faults)
+    times: list[datetime] = []
     if draft.cron and "cron" not in faults:
-        key = ("next runs", draft.cron, draft.timezone)
-        read = await view.console.reads.read(key, lambda conn: reads.preview(conn, draft.cron, draft.timezone, _NEXT))
-        preview = read.value
-        if preview is not None and preview.error:
-            faults["cron"] = preview.error
+        try:
+            times = await view.request.mq.schedules.next_runs(draft.cron, timezone=draft.timezone, limit=_NEXT)
+        except TrunklineError as exc:
+            if exc.status >= 500:
+                raise
+            faults["cron"] = f"{exc}. {exc.hint or ''}".strip()
     made = msgspec.structs.replace(draft, faults=faults)
     return await view.page(
         "schedule_new.html",
@@ -320,8 +324,8 @@ async def _form(view: View, draft: Draft, status: int = 200) -> Answer:
         nav="schedules",
         crumbs=[("Schedules", view.url("schedules")), ("New schedule", None)],
         draft=made,
-        words=in_words(draft.cron) if preview and preview.times else None,
-        times=_times(preview.times if preview else [], draft.timezone),
+        words=in_words(draft.cron) if times else None,
+        times=_times(times, draft.timezone),
         catch_up=_CATCH_UP,
         fields=msgspec.structs.asdict(made),
     )

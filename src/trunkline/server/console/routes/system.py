@@ -18,7 +18,7 @@ _ALERTS = 50
 _ROWS = 100
 _LEVELS = {"fail": 0, "warn": 1, "ok": 2}
 _TASKS = {"failing": 0, "late": 1, "ahead": 2, "never": 3, "ok": 4}
-_SECRET = ("url", "password", "secret", "token", "key", "dsn")
+_SECRET = ("database_url", "password", "secret", "key")
 panels = Panels("/system", _PAGE, object=None)
 pieces = Panels("/system/segments", _SEGMENTS, object=None)
 
