@@ -270,7 +270,8 @@ PAGES = {
 @pytest.mark.skipif(not SHOTS, reason="set TRUNKLINE_SCREENSHOTS to a directory to store pictures")
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
 def test_pictures(browser: Browser, server: HttpServer, admin: str, look: str) -> None:
-    page = browser.page(dark=look == "dark", **({"width": 390, "height": 844} if look == "phone" else {}))
+    width, height = (390, 844) if look == "phone" else (1440, 1000)
+    page = browser.page(dark=look == "dark", width=width, height=height)
     sign_in(page, server, admin)
     for name, path in PAGES.items():
         page.go(f"{server.url}{path}")
