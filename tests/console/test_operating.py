@@ -5,6 +5,7 @@ With TRUNKLINE_SCREENSHOTS=DIRECTORY, pictures of these pages are stored there, 
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ from tests.http.test_security import run
 from tests.push.dispatch import Process
 from tests.push.receivers import Receiver, receiving
 from tests.support.waiting import wait_until
+from trunkline import Client
+from trunkline.cli.commands.demo_push import Pipelines
+from trunkline.cli.commands.demo_traffic import Traffic
 from trunkline.db.calls import tokens
 
 SHOTS = os.environ.get("TRUNKLINE_SCREENSHOTS")
@@ -52,12 +56,25 @@ def server(module_db: str, admin: str, receiver: Receiver, tmp_path_factory: pyt
             "select trunkline.add_archive_files('orders', '{0}', '{1}', '{30}', '{a.parquet}', '{9000}',"
             " array[now()], array[now()], array[repeat('0', 64)])"
         )
+    if SHOTS:
+        asyncio.run(trade(module_db))
     dispatcher = Process(module_db, tmp_path_factory.mktemp("starts") / "starts")
     try:
         with serving(module_db) as running:
             yield running
     finally:
         dispatcher.stop()
+
+
+async def trade(url: str) -> None:
+    """Let the pictures show what the demo shows."""
+    async with Client(url) as mq:
+        traffic, pipelines = Traffic(mq), Pipelines(mq, url)
+        await traffic.prepare()
+        await pipelines.start()
+        for _ in range(12):
+            await traffic.round()
+            await pipelines.round()
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +268,7 @@ def test_the_system_page_says_who_holds_back_vacuum(operator: Page, server: Http
 
 
 PAGES = {
+    "overview": "/console",
     "endpoints": "/console/endpoints",
     "endpoint": "/console/endpoints/shop",
     "pipelines": "/console/pipelines",
