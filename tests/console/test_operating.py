@@ -43,17 +43,17 @@ def admin(module_db: str) -> str:
 @pytest.fixture(scope="module")
 def server(module_db: str, admin: str, receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     with psycopg.connect(module_db, autocommit=True) as conn:
-        conn.execute("select trunkline.create_topic('orders', 1)")
-        conn.execute("select trunkline.publish('orders', '{}') from generate_series(1, 40)")
+        conn.execute("select trunkline.create_topic('sales', 1)")
+        conn.execute("select trunkline.publish('sales', '{}') from generate_series(1, 40)")
         fill(conn)
         conn.execute("select trunkline.create_endpoint(p_name => 'shop', p_url => %s)", [receiver.url])
         conn.execute("select trunkline.create_queue('shipped')")
         conn.execute("select trunkline.bind_queue('shipped', 'shop')")
         conn.execute("insert into trunkline.sink_commits values ('clean', 1, 10, now()), ('clean', 2, 20, now())")
-        conn.execute("select trunkline.sequence_logs(null, array['orders'])")
-        conn.execute("select trunkline.ensure_archive('orders', '/archive')")
+        conn.execute("select trunkline.sequence_logs(null, array['sales'])")
+        conn.execute("select trunkline.ensure_archive('sales', '/archive')")
         conn.execute(
-            "select trunkline.add_archive_files('orders', '{0}', '{1}', '{30}', '{a.parquet}', '{9000}',"
+            "select trunkline.add_archive_files('sales', '{0}', '{1}', '{30}', '{a.parquet}', '{9000}',"
             " array[now()], array[now()], array[repeat('0', 64)])"
         )
     if SHOTS:
@@ -181,7 +181,7 @@ def test_watch_a_spark_query_and_the_archive(operator: Page, server: HttpServer,
     assert "<b>bold</b>" in rows
     assert rows.index("Failed") < rows.index("Running")
     archive = page.text("#panel-archives tbody")
-    assert "orders" in archive
+    assert "sales" in archive
     assert "30" in archive
     assert "10" in archive
     page.go(f"{server.url}/console/pipelines/status?name=clean")

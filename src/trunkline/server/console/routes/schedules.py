@@ -117,7 +117,6 @@ async def status(panel: Panel) -> Values:
     view, row = panel.view, await _schedule(panel)
     return {
         "row": row,
-        "words": in_words(row.cron) if row else "",
         "left": _left(row, view.now) if row else None,
         "catch_up": _CATCH_UP,
     }
@@ -195,6 +194,7 @@ async def schedule_detail(view: View) -> Answer:
         nav="schedules",
         crumbs=[("Schedules", view.url("schedules")), (name, None)],
         row=row,
+        words=in_words(row.cron) if row else "",
         payload=_payload(row) if row and view.may("read") else None,
         operate=view.missing("operate"),
         admin=view.missing("admin"),
