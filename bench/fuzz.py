@@ -77,7 +77,9 @@ _HEADS = [
 
 
 @click.command("fuzz")
-@click.option("--schemathesis", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
+@click.option(
+    "--schemathesis", type=click.Path(exists=True, dir_okay=False, path_type=Path, resolve_path=True), required=True
+)
 @click.option("--minutes", type=click.FloatRange(0.1), default=5, show_default=True, help="Of the fuzzing.")
 @click.option("--connections", type=click.IntRange(_STEADY + _WORKERS + 1), default=64, show_default=True, help="In all.")
 @click.option(

@@ -252,7 +252,7 @@ def _call_figures(bed: Bed) -> dict[str, float]:
         "queue_stats of returned": ("select * from trunkline.queue_stats('returned')", _CALLS),
         "poll": ("select * from trunkline.poll('{leased,delayed,returned}', '{}', '{}', '{}', '{}')", _CALLS),
         "peek_queue of leased": ("select * from trunkline.peek_queue('leased')", 5),
-        "cleanup_queue of leased": ("select trunkline.cleanup_queue('leased')", 3),
+        "trim_queue of leased": ("select trunkline.trim_queue('leased')", 3),
         "topic_stats": ("select * from trunkline.topic_stats('events')", 20),
     }
     figures = {}

@@ -11,7 +11,7 @@ with SyncClient() as mq:
     mq.queues.ensure("sums")
     mq.enqueue_many("sums", [{"a": n, "b": n} for n in range(3)])
     done = 0
-    with mq.queue("sums").claims(slots=2) as deliveries:
+    with mq.queue("sums").claims(max_in_flight=2) as deliveries:
         for delivery in deliveries:
             with delivery.transaction() as conn:
                 # Statements on conn and the ack are one transaction.

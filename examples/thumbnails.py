@@ -37,7 +37,7 @@ async def handle(delivery: Delivery[Picture]) -> None:
 
 
 async def work(mq: Client) -> None:
-    async with mq.queue("thumbnails").claims(slots=4, type=Picture) as deliveries, asyncio.TaskGroup() as tasks:
+    async with mq.queue("thumbnails").claims(max_in_flight=4, type=Picture) as deliveries, asyncio.TaskGroup() as tasks:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, deliveries.stop)

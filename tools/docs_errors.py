@@ -7,7 +7,7 @@ import sys
 from docs_pages import cell, settle
 
 import trunkline.client
-import trunkline.jobs.refusals  # noqa: F401  defines the errors of jobs
+import trunkline.jobs.errors  # noqa: F401  defines the errors of jobs
 from trunkline.errors import BY_SQLSTATE, HINTS, TrunklineError
 
 INTRO = """\
@@ -55,6 +55,8 @@ WHAT_TO_DO = {
     "queue_not_found": "Check the name, or create the queue.",
     "group_not_found": "Check topic and name, or create the group.",
     "subscription_not_found": "Check the name with `list_subscriptions`.",
+    "run_not_found": "Check `list_runs`. Runs are removed 90 days after their end.",
+    "preview_outdated": "Call `preview_run` again, and start the run with its result.",
     "dead_letter_not_found": "Check `list_dead_letters`. The message may have been redriven or purged.",
     "schedule_not_found": "Check the name with `list_schedules`.",
     "endpoint_not_found": "Check the name with `list_endpoints`.",

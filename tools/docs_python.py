@@ -6,21 +6,23 @@ import inspect
 import re
 import sys
 from datetime import timedelta
-from typing import Any
+from typing import Any, ForwardRef
 
 import msgspec
 from docs_pages import settle
 
-from trunkline import types
+from trunkline import messaging, resources, types
 from trunkline.client.batches import Batch
-from trunkline.client.bound import Bound
+from trunkline.client.claims import Claims
 from trunkline.client.client import Client, QueueHandle
-from trunkline.client.consuming import Claims, GroupReader
-from trunkline.client.dead import DeadLetters
+from trunkline.client.connection_client import ConnectionClient
+from trunkline.client.dead_letters import DeadLetters
 from trunkline.client.deliveries import Deliveries, Delivery
 from trunkline.client.endpoints import Endpoints
+from trunkline.client.group_reader import GroupReader
 from trunkline.client.groups import Groups
 from trunkline.client.queues import Queues
+from trunkline.client.runs import Runs
 from trunkline.client.schedules import Schedules
 from trunkline.client.subscriptions import Subscriptions
 from trunkline.client.topics import Topics
@@ -39,6 +41,7 @@ SECTIONS: tuple[tuple[type[Any], str, str], ...] = (
     (Groups, "client.groups", "client.groups"),
     (Subscriptions, "client.subscriptions", "client.subscriptions"),
     (DeadLetters, "client.dead", "client.dead"),
+    (Runs, "client.runs", "client.runs"),
     (Schedules, "client.schedules", "client.schedules"),
     (Endpoints, "client.endpoints", "client.endpoints"),
     (QueueHandle, "client.queue(name)", "queue"),
@@ -47,7 +50,7 @@ SECTIONS: tuple[tuple[type[Any], str, str], ...] = (
     (Delivery, "Delivery", "delivery"),
     (GroupReader, "GroupReader", "reader"),
     (Batch, "Batch", "batch"),
-    (Bound, "client.on(conn)", "client.on(conn)"),
+    (ConnectionClient, "client.on(conn)", "client.on(conn)"),
     (App, "jobs.App", "app"),
     (Job, "jobs.Job", "job"),
     (Handle, "jobs.Handle", "handle"),
@@ -61,8 +64,14 @@ RECORDS = (
     "Published",
     "Message",
     "Delivery",
-    "Waiting",
+    "ReadyMessage",
     "DeadLetter",
+    "DeadGroup",
+    "DeadShare",
+    "Run",
+    "RunPreview",
+    "RunFailure",
+    "RunEvent",
     "Range",
     "Topic",
     "Queue",
@@ -111,6 +120,7 @@ def page() -> str:
                 doc = inspect.getdoc(member)
             if doc:
                 out += ["", doc]
+    out += _settings()
     out += ["", "## Records", "", "Frozen. In `trunkline.types`."]
     for name in RECORDS:
         cls = getattr(types, name)
@@ -158,6 +168,9 @@ def _signature(name: str, function: Any, way: str) -> str:
     parts = []
     keywords = False
     for parameter in list(signature.parameters.values())[1:]:
+        if parameter.kind is parameter.VAR_KEYWORD and (options := _options(parameter.annotation)):
+            parts += ["*"] * (not keywords) + options
+            continue
         if parameter.kind is parameter.KEYWORD_ONLY and not keywords:
             parts.append("*")
             keywords = True
@@ -171,6 +184,39 @@ def _signature(name: str, function: Any, way: str) -> str:
     if len(line) <= _WRAP:
         return line
     return f"{way}{name}(\n    " + ",\n    ".join(parts) + f",\n){returns}"
+
+
+def _options(annotation: Any) -> list[str]:
+    """Return the keywords of `**options: Unpack[Declared]`."""
+    match = re.fullmatch(r"Unpack\[(\w+)\]", annotation) if isinstance(annotation, str) else None
+    if match is None:
+        return []
+    declared = getattr(messaging, match[1])
+    types = {name: _declared_type(hint) for name, hint in declared.__annotations__.items()}
+    return [
+        f"{name}: {text} = None" if text.endswith(("None", "Any", "PerBody")) else f"{name}: {text}"
+        for name, text in types.items()
+    ]
+
+
+def _declared_type(hint: ForwardRef) -> str:
+    return re.sub(r"^Annotated\[\s*([^,]+),.*", r"\1", hint.__forward_arg__, flags=re.DOTALL)
+
+
+def _settings() -> list[str]:
+    """Return tables of the declared settings."""
+    out = [
+        "",
+        "## Settings",
+        "",
+        "The command line and HTTP have the same settings.",
+    ]
+    for title, declared in (("topic", resources.TopicSettings), ("queue", resources.NewQueueSettings)):
+        out += ["", f"### Settings of a {title}", "", "| setting | default | meaning |", "|---|---|---|"]
+        for field in resources.fields(declared):
+            default = f"`{field.setting.default}`" if field.setting.default else ""
+            out.append(f"| `{field.name}` | {default} | {field.setting.help} |")
+    return out
 
 
 def _annotation(hint: Any) -> str:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from bench.lab import Lab
 from bench.pgbench import text
 from bench.session import Session, bytea_array, column, int4, int8_array, text_array
-from trunkline.codec import Encoded
+from trunkline.codec import EncodedMessage
 from trunkline.db.binary_copy import COLUMNS, new_ids
 from trunkline.db.binary_copy import rows as copy_rows
 
@@ -95,7 +95,7 @@ class PublishCopy:
         self._session = session
         self._batch = batch
         now = datetime.now(UTC)
-        messages = [Encoded(text(payload).encode(), "application/octet-stream")] * batch
+        messages = [EncodedMessage(text(payload).encode(), "application/octet-stream")] * batch
         stream = copy_rows(messages, None, [0] * batch, new_ids(batch, now), now)
         self._stream = bytearray(stream)
         # 19 bytes precede the first row, 2 follow the last. In a row, the id starts after 2 + 4 + 4 + 4 bytes.

@@ -90,7 +90,7 @@ def ours() -> Solo:
         completed="select acked from trunkline.queue_stats('peers')",
         backlog=50_000,
         enqueue_note="Python client; calls of the same moment share a statement by themselves",
-        consume_note="Python client; claims() with 2,000 slots, one ack per message",
+        consume_note="Python client; claims() with max_in_flight=2,000, one ack per message",
     )
 
 

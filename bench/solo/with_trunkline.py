@@ -11,7 +11,7 @@ from trunkline import Client
 from trunkline.client.deliveries import Delivery
 
 QUEUE = "peers"
-_SLOTS = 2000
+_MAX_IN_FLIGHT = 2000
 
 
 def make(url: str) -> Trunkline:
@@ -48,7 +48,7 @@ class Trunkline:
             seen(1)
             await delivery.ack()
 
-        async with self._mq.queue(QUEUE).claims(slots=_SLOTS, lease="5m") as deliveries:
+        async with self._mq.queue(QUEUE).claims(max_in_flight=_MAX_IN_FLIGHT, lease="5m") as deliveries:
             async for delivery in deliveries:
                 task = asyncio.create_task(handle(delivery))
                 running.add(task)

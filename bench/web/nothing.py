@@ -6,14 +6,15 @@ from typing import Any
 
 from trunkline.cli.commands.serve import command
 from trunkline.server import app
-from trunkline.server.call import Answer, Call, nothing
+from trunkline.server.request import Request, Response
+from trunkline.server.response import nothing
 from trunkline.server.routing import Doc, route
 
 PATH = "/nothing"
 
 
 @route("POST", PATH, Doc(tag="bench", scope="public", strict=False))
-async def _nothing(request: Call) -> Answer:
+async def _nothing(request: Request) -> Response:
     await request.bytes()
     return nothing()
 

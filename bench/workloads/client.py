@@ -155,7 +155,7 @@ async def _in_a_loop(mq: Client, queue: str, messages: int, seconds: float) -> t
         answer = await delivery.ack()
         done += answer == "done"
 
-    async with mq.queue(queue).claims(slots=2 * _BATCH, lease="5m") as deliveries:
+    async with mq.queue(queue).claims(max_in_flight=2 * _BATCH, lease="5m") as deliveries:
         seen = 0
         async for delivery in deliveries:
             task = asyncio.create_task(handle(delivery))

@@ -54,7 +54,7 @@ def _late(reports: Reports, moments: dict[str, float], span: float) -> list[floa
 
 
 async def _consume(url: str, send: Send) -> None:
-    async with Client(url) as mq, mq.queue(_QUEUE).claims(slots=100) as deliveries:
+    async with Client(url) as mq, mq.queue(_QUEUE).claims(max_in_flight=100) as deliveries:
         send("ready")
         async for delivery in deliveries:
             # The server runs on this machine, so both use the same clock.

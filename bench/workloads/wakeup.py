@@ -44,7 +44,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
 
 
 async def _read_queue(url: str, send: Send) -> None:
-    async with Client(url) as mq, mq.queue(_QUEUE).claims(slots=10) as deliveries:
+    async with Client(url) as mq, mq.queue(_QUEUE).claims(max_in_flight=10) as deliveries:
         send("ready")
         async for delivery in deliveries:
             send(time.monotonic() - delivery.body["sent"])
@@ -192,7 +192,7 @@ def _idle_cost(lab: Lab, plan: Plan) -> list[Row]:
         lab.conn.execute("select trunkline.create_queue(%s)", (queue,))
 
     async def consume(queue: str, mq: Client, ready: Callable[[], None]) -> None:
-        async with mq.queue(queue).claims(slots=10) as deliveries:
+        async with mq.queue(queue).claims(max_in_flight=10) as deliveries:
             ready()
             async for delivery in deliveries:
                 await delivery.ack()

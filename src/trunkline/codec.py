@@ -24,7 +24,7 @@ import msgspec
 
 from trunkline.errors import InvalidArgument, InvalidType, InvalidValue
 from trunkline.settings import parse_duration
-from trunkline.types import Duration, NewMessage, Place
+from trunkline.types import Duration, NewMessage, Position
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
@@ -228,7 +228,7 @@ def _place(path: tuple[Any, ...]) -> str:
 # Messages
 
 
-class Encoded(msgspec.Struct, frozen=True):
+class EncodedMessage(msgspec.Struct, frozen=True):
     """A message ready to be sent: validated and converted to database types."""
 
     payload: bytes
@@ -251,10 +251,10 @@ class Encoded(msgspec.Struct, frozen=True):
         return all(value is None for value in special)
 
 
-def encode_message(message: NewMessage) -> Encoded:
+def encode_message(message: NewMessage) -> EncodedMessage:
     """Encode a message for the database. Raises `InvalidArgument` before anything is sent."""
     payload, content_type = encode(message.body, message.content_type)
-    return Encoded(
+    return EncodedMessage(
         payload,
         _text("content_type", content_type) or content_type,
         _text("key", message.key),
@@ -279,7 +279,7 @@ def duration(value: Duration | None) -> datetime.timedelta | None:
     raise InvalidType(f"a duration must be a timedelta or text such as '30s', got {type(value).__name__}")
 
 
-def place(value: Place) -> str:
+def position_text(value: Position) -> str:
     """Return a log position in the database's text form."""
     if isinstance(value, datetime.datetime):
         moment = _moment("a log position", value)

@@ -203,7 +203,7 @@ def segments(conn: Connection) -> Iterator[Finding]:
         message = f"the table of segment {segment}, partition {partition} of {name} is gone, with its messages"
         yield Finding("segments", "fail", message, "Restore it from a backup.")
     if not rows and not lost:
-        yield Finding("segments", "ok", "every partition has its segment and the next one")
+        yield Finding("segments", "ok", "every partition has the segments it needs")
 
 
 def upkeep(conn: Connection) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from trunkline.hints import Words, reword
+from trunkline.hints import Interface, reword
 
 
 class TrunklineError(Exception):
@@ -42,7 +42,7 @@ class TrunklineError(Exception):
         """How to fix the error, in terms of the Python API."""
         return self.hint_in("python")
 
-    def hint_in(self, interface: Words) -> str | None:
+    def hint_in(self, interface: Interface) -> str | None:
         """Return the hint in terms of SQL, the command line, HTTP or Python."""
         return reword(self._hint, interface)
 
@@ -176,6 +176,12 @@ class JobNotFound(NotFound):
     code = "job_not_found"
 
 
+class RunNotFound(NotFound):
+    """No run with this number exists."""
+
+    code = "run_not_found"
+
+
 class EndpointNotFound(NotFound):
     """No endpoint with this name exists, or the queue is not bound to an endpoint."""
 
@@ -227,6 +233,12 @@ class IdempotencyConflict(Conflict):
     code = "idempotency_conflict"
 
 
+class PreviewOutdated(Conflict):
+    """The number of messages that match has changed since the preview."""
+
+    code = "preview_outdated"
+
+
 class NotSupported(Conflict):
     """This kind of topic, queue or group does not support the call."""
 
@@ -239,10 +251,10 @@ class ArchiveConflict(Conflict):
     code = "archive_conflict"
 
 
-class StageLost(Conflict):
+class StagedRowsLost(Conflict):
     """Rows that the tasks of a Spark job staged were lost or abandoned; nothing was published."""
 
-    code = "stage_lost"
+    code = "staged_rows_lost"
 
 
 class LeaseLost(Conflict):
@@ -373,17 +385,20 @@ BY_SQLSTATE: dict[str, type[TrunklineError]] = {
     "TL016": TokenNotFound,
     "TL017": EndpointNotFound,
     "TL018": JobNotFound,
+    "TL019": RunNotFound,
     "TL020": AlreadyExists,
     "TL021": InUse,
     "TL022": IdempotencyConflict,
     "TL023": NotSupported,
-    "TL024": StageLost,
+    "TL024": StagedRowsLost,
+    "TL025": PreviewOutdated,
     "TL030": Busy,
     "TL060": ArchiveConflict,
     "22003": InvalidArgument,  # a number out of range of its column
     "22021": InvalidArgument,  # bytes that are not valid in the server encoding, such as NUL
     "22P02": InvalidArgument,  # text that does not parse as its type, such as headers that are not JSON
     "22P05": InvalidArgument,  # \u0000 in jsonb
+    "54001": InvalidArgument,  # JSON that is nested too deeply for the server's stack
     "25006": ReadOnly,
     "3F000": NotInstalled,
     "40001": RetryableConflict,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-Words = Literal["sql", "command", "route", "python"]
+Interface = Literal["sql", "command", "route", "python"]
 
 
 class Action(NamedTuple):
@@ -46,6 +46,8 @@ FUNCTIONS = {
     "commit": Action(None, "POST /v1/topics/TOPIC/groups/GROUP/commit", "batch.commit()"),
     "list_subscriptions": Action("trunkline subscription list", "GET /v1/subscriptions", "client.subscriptions.list()"),
     "list_dead_letters": Action("trunkline dead list", "GET /v1/queues/QUEUE/dead-letters", "client.dead.list()"),
+    "list_runs": Action("trunkline run list", "GET /v1/runs", "client.runs.list()"),
+    "preview_run": Action("trunkline run preview", "POST /v1/runs/preview", "client.runs.preview()"),
     "explain_message": Action("trunkline message explain", "GET /v1/messages/ID/explanation", "client.explain(id)"),
     "list_jobs": Action("trunkline job list", "GET /v1/jobs", None),
     "cancel_job": Action("trunkline job cancel", "POST /v1/jobs/ID/cancel", "app.cancel(id)"),
@@ -81,7 +83,7 @@ _ARGUMENT = re.compile(r"\b(p_\w+)(?: => (true|\.\.\.))?")
 _PLAIN = re.compile(r"'([A-Za-z0-9._-]+)'")
 
 
-def reword(hint: str | None, interface: Words) -> str | None:
+def reword(hint: str | None, interface: Interface) -> str | None:
     """Return the hint with the names of the caller's interface."""
     if hint is None or interface == "sql":
         return hint

@@ -7,15 +7,18 @@ behaviour.
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 from uuid import UUID
 
+from trunkline.resources import NewQueueSettings, QueueSettings, TopicSettings
 from trunkline.types import (
     Attention,
     CatchUp,
+    DeadGroup,
     DeadLetter,
+    DeadShare,
     Duration,
     Explanation,
     Group,
@@ -25,13 +28,16 @@ from trunkline.types import (
     Message,
     PartitionMap,
     PerBody,
-    Place,
+    Position,
     Published,
     Queue,
     QueueStats,
     Reader,
+    ReadyMessage,
     Result,
     RetentionDeadline,
+    Run,
+    RunPreview,
     Schedule,
     Search,
     SearchRange,
@@ -41,7 +47,6 @@ from trunkline.types import (
     Subscription,
     Topic,
     TopicStats,
-    Waiting,
 )
 
 
@@ -76,46 +81,26 @@ class ManyOptions(TypedDict, total=False):
     content_type: str | None
 
 
-class TopicSettings(TypedDict, total=False):
-    """Settings of a topic."""
+class ScheduleOptions(TypedDict, total=False):
+    """The message of a schedule, its target, and when it is published."""
 
-    partitions: int | None
-    retention: Duration | None
-    retention_bytes: int | None
-    hard_retention: Duration | None
-    max_payload: int | None
-
-
-class QueueSettings(TypedDict, total=False):
-    """Settings of a queue that can be changed."""
-
-    lease: Duration | None
-    max_attempts: int | None
-    backoff_base: Duration | None
-    backoff_factor: float | None
-    backoff_cap: Duration | None
-    backoff_jitter: float | None
-    ttl: Duration | None
-    delivery_delay: Duration | None
-    history: Duration | None
-    retention: Duration | None
-    max_payload: int | None
-
-
-class NewQueueSettings(QueueSettings, total=False):
-    """Settings of a new queue; the last three cannot be changed later."""
-
-    ordered: bool | None
-    partitions: int | None
-    priorities: int | None
+    topic: str | None
+    queue: str | None
+    body: Any
+    key: str | None
+    routing_key: str | None
+    label: str | None
+    headers: Headers | None
+    timezone: str
+    catch_up: CatchUp
 
 
 class RangeOptions(TypedDict, total=False):
     """Where to search."""
 
     partitions: Sequence[int] | None
-    start: Place
-    end: Place
+    start: Position
+    end: Position
 
 
 class SearchOptions(RangeOptions, total=False):
@@ -150,7 +135,7 @@ class TopicsApi(Protocol):
     async def read(
         self, topic: str, partition: int = 0, *, start: int = 1, limit: int = 100, type: Any = None
     ) -> builtins.list[Message[Any]]: ...
-    def tail(self, topic: str, *, start: Place = "latest", type: Any = None) -> AsyncIterator[Message[Any]]: ...
+    def tail(self, topic: str, *, start: Position = "latest", type: Any = None) -> AsyncIterator[Message[Any]]: ...
 
 
 class QueuesApi(Protocol):
@@ -174,9 +159,9 @@ class QueuesApi(Protocol):
     async def pause(self, name: str) -> None: ...
     async def resume(self, name: str) -> None: ...
     async def purge(self, name: str, *, on_progress: Callable[[int], None] | None = None) -> int: ...
-    async def cleanup(self, name: str) -> int: ...
+    async def trim(self, name: str) -> int: ...
     async def stats(self, name: str | None = None, *, names: Sequence[str] | None = None) -> builtins.list[QueueStats]: ...
-    async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]: ...
+    async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[ReadyMessage[Any]]: ...
 
 
 class GroupsApi(Protocol):
@@ -185,7 +170,7 @@ class GroupsApi(Protocol):
         topic: str,
         group: str,
         *,
-        start: Place = "earliest",
+        start: Position = "earliest",
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group: ...
@@ -194,7 +179,7 @@ class GroupsApi(Protocol):
         topic: str,
         group: str,
         *,
-        start: Place = "earliest",
+        start: Position = "earliest",
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group: ...
@@ -203,7 +188,7 @@ class GroupsApi(Protocol):
     ) -> builtins.list[Group]: ...
     async def members(self, topic: str, group: str) -> builtins.list[Member]: ...
     async def delete(self, topic: str, group: str) -> None: ...
-    async def seek(self, topic: str, group: str, to: Place, *, partition: int | None = None) -> dict[int, int]: ...
+    async def seek(self, topic: str, group: str, to: Position, *, partition: int | None = None) -> dict[int, int]: ...
     async def stats(self, topic: str | None = None, group: str | None = None) -> builtins.list[GroupStats]: ...
     async def position(self, topic: str, group: str) -> dict[int, int]: ...
 
@@ -216,7 +201,7 @@ class SubscriptionsApi(Protocol):
         *,
         pattern: str = "#",
         headers: Headers | None = None,
-        start: Place = "latest",
+        start: Position = "latest",
         name: str | None = None,
     ) -> Subscription: ...
     async def list(self, queue: str | None = None, topic: str | None = None) -> builtins.list[Subscription]: ...
@@ -231,6 +216,10 @@ class DeadLettersApi(Protocol):
         self, queue: str, *, after: int = 0, limit: int = 100, type: Any = None
     ) -> builtins.list[DeadLetter[Any]]: ...
     async def get(self, queue: str, id: UUID) -> DeadLetter[Any]: ...
+    async def groups(
+        self, queue: str | None = None, *, since: Duration | None = None, limit: int = 100
+    ) -> builtins.list[DeadGroup]: ...
+    async def spread(self, queue: str, fingerprint: str, *, limit: int = 10) -> builtins.list[DeadShare]: ...
     async def redrive(
         self,
         queue: str,
@@ -240,6 +229,9 @@ class DeadLettersApi(Protocol):
         limit: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> int: ...
+    async def redrive_edited(
+        self, queue: str, id: UUID, body: Any, *, headers: Headers | None = None, content_type: str | None = None
+    ) -> None: ...
     async def purge(
         self,
         queue: str,
@@ -250,37 +242,24 @@ class DeadLettersApi(Protocol):
     ) -> int: ...
 
 
+class RunsApi(Protocol):
+    async def preview(self, kind: str, selector: Mapping[str, Any]) -> RunPreview: ...
+    async def start(
+        self, kind: str, selector: Mapping[str, Any], *, expected: int, options: Mapping[str, Any] | None = None
+    ) -> Run: ...
+    async def pause(self, run_id: int, *, reason: str | None = None) -> None: ...
+    async def resume(self, run_id: int) -> None: ...
+    async def abort(self, run_id: int, *, reason: str | None = None) -> None: ...
+    async def undo(self, run_id: int) -> None: ...
+    async def list(
+        self, states: Sequence[str] | None = None, *, before: int | None = None, limit: int = 100
+    ) -> builtins.list[Run]: ...
+    async def get(self, run_id: int) -> Run: ...
+
+
 class SchedulesApi(Protocol):
-    async def create(
-        self,
-        name: str,
-        cron: str,
-        *,
-        topic: str | None = None,
-        queue: str | None = None,
-        body: Any = None,
-        key: str | None = None,
-        routing_key: str | None = None,
-        label: str | None = None,
-        headers: Headers | None = None,
-        timezone: str = "UTC",
-        catch_up: CatchUp = "one",
-    ) -> Schedule: ...
-    async def ensure(
-        self,
-        name: str,
-        cron: str,
-        *,
-        topic: str | None = None,
-        queue: str | None = None,
-        body: Any = None,
-        key: str | None = None,
-        routing_key: str | None = None,
-        label: str | None = None,
-        headers: Headers | None = None,
-        timezone: str = "UTC",
-        catch_up: CatchUp = "one",
-    ) -> Schedule: ...
+    async def create(self, name: str, cron: str, **options: Unpack[ScheduleOptions]) -> Schedule: ...
+    async def ensure(self, name: str, cron: str, **options: Unpack[ScheduleOptions]) -> Schedule: ...
     async def list(self) -> builtins.list[Schedule]: ...
     async def pause(self, name: str) -> None: ...
     async def resume(self, name: str) -> None: ...
@@ -408,6 +387,8 @@ class Messaging(Settles, Protocol):
     def subscriptions(self) -> SubscriptionsApi: ...
     @property
     def dead(self) -> DeadLettersApi: ...
+    @property
+    def runs(self) -> RunsApi: ...
     @property
     def schedules(self) -> SchedulesApi: ...
     @property

@@ -123,7 +123,7 @@ def request(tracer: Tracer, method: str, headers: Mapping[str, str]) -> Iterator
         yield span
 
 
-def answered(span: Span, method: str, route: str | None, status: int) -> None:
+def responded(span: Span, method: str, route: str | None, status: int) -> None:
     """Record route and status of a response on the span of its request."""
     if route is not None:
         span.update_name(f"{method} {route}")

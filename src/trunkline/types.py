@@ -17,7 +17,7 @@ Duration = timedelta | str
 """A `timedelta`, or text such as `500ms`, `30s`, `5m`, `2h`, `7d`."""
 PerBody = str | Callable[[Any], str | None] | None
 """One value for all messages, or a function that returns the value for a body."""
-Place = str | int | datetime
+Position = str | int | datetime
 """A position in a log: `"earliest"`, `"latest"`, an offset, or a time."""
 
 
@@ -96,7 +96,7 @@ class Delivery(Message[T], frozen=True, kw_only=True, eq=False):
     topic: str | None
 
 
-class Waiting(Message[T], frozen=True, kw_only=True, eq=False):
+class ReadyMessage(Message[T], frozen=True, kw_only=True, eq=False):
     """A message of a queue that is not claimed, as `peek` returns it. `due_at` is None before the first delivery."""
 
     topic: str | None
@@ -122,6 +122,82 @@ class DeadLetter(Message[T], frozen=True, kw_only=True, eq=False):
     error: str | None
     reason: str
     dead_at: datetime
+
+
+class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters of one queue with the same label and the same masked error.
+
+    A row whose `rest` is set counts messages that no group contains: `groups` those of further groups, `older` those
+    older than the newest 100,000 dead letters.
+    """
+
+    queue: str | None
+    fingerprint: str | None
+    label: str | None
+    error: str | None
+    messages: int
+    first_at: datetime
+    last_at: datetime
+    attempts: int | None
+    last_id: UUID | None
+    last_error: str | None
+    rest: Literal["groups", "older"] | None
+
+
+class DeadShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of dead letters of a group with one value of a dimension. `others`: all values that are not listed."""
+
+    dimension: str
+    value: str | None
+    messages: int
+    others: bool
+
+
+class RunPreview(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages that a run would process now. `complete` is false if there are more messages than `messages`."""
+
+    messages: int
+    complete: bool
+    first_at: datetime | None = None
+    last_at: datetime | None = None
+    samples: list[UUID] = []
+
+
+class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that a run redrove and that is a dead letter again."""
+
+    id: UUID
+    error: str | None
+    dead_at: datetime
+
+
+class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of a run's log: a step with its number of messages, or a change of state."""
+
+    at: datetime
+    event: str
+    n: int | None = None
+    detail: str | None = None
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A bulk action that the database executes in steps. `failures` and `log` are only set by `client.runs.get`."""
+
+    run_id: int
+    kind: str
+    state: Literal["waiting", "canary", "running", "paused", "stopped", "done", "aborted", "undone"]
+    reason: str | None
+    selector: dict[str, Any]
+    options: dict[str, Any]
+    made_by: str
+    made_at: datetime
+    start_at: datetime
+    ended_at: datetime | None
+    total: int
+    done: int
+    failed: int
+    failures: list[RunFailure] = []
+    log: list[RunEvent] = []
 
 
 # Named resources
@@ -160,6 +236,8 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
     priorities: int = 1
     history: timedelta | None = None
+    segment_rows: int | None = None
+    """Messages per table; None: in the shared store."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,12 +353,12 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 class TopicStats(msgspec.Struct, frozen=True):
     topic: str
     partition: int
-    lowest_offset: int
+    earliest_offset: int
     head: int
     bytes: int
     segments: int
     rate_per_second: float
-    scheduled: int
+    delayed: int
 
 
 class GroupStats(msgspec.Struct, frozen=True):
@@ -420,7 +498,7 @@ class PartitionMap(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of a partition, from the archive to messages without an offset."""
 
     partition: int
-    lowest_offset: int
+    earliest_offset: int
     head: int
     unsequenced: int
     staged: int
@@ -474,7 +552,7 @@ class Explanation(dict[str, Any]):
 
     @property
     def state(self) -> str:
-        """`not_sequenced`, `scheduled`, `in_log`, `dead` or `unknown`."""
+        """`not_sequenced`, `delayed`, `in_log`, `dead` or `unknown`."""
         return str(self["state"])
 
     @property

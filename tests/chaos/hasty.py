@@ -12,8 +12,8 @@ import msgspec
 
 from trunkline.cli.commands.serve import command
 from trunkline.runtime.publisher import send
-from trunkline.server import claiming, streams
-from trunkline.server.call import Answer, answer
+from trunkline.server import claiming, line_stream
+from trunkline.server.response import Response, respond
 from trunkline.server.routes import claims, events, messages
 from trunkline.server.views import PublishedView
 
@@ -21,40 +21,40 @@ LATER_SECONDS = 1.0
 
 
 def publish_answered_early() -> None:
-    async def hasty(call: Any, kind: str, name: str) -> Answer:
-        sent = await messages.read_messages(call, call.query())
+    async def hasty(request: Any, kind: str, name: str) -> Response:
+        sent = await messages.read_messages(request, request.query())  # type: ignore[attr-defined]
 
         async def store() -> None:
             await asyncio.sleep(LATER_SECONDS)
-            await call.mq.publish_many(name, sent.messages)
+            await request.mq.publish_many(name, sent.messages)
 
-        call.engine.spawn(store())
-        return answer(messages.Stored([PublishedView(uuid4(), False) for _ in sent.messages]), 201)
+        request.service.spawn(store())
+        return respond(messages.Stored([PublishedView(uuid4(), False) for _ in sent.messages]), 201)
 
     messages._publish = hasty
 
 
 def ack_answered_early() -> None:
-    async def hasty(call: Any, queue: str, receipts: list[str], verb: Callable[[list[str]], Awaitable[Any]]) -> Answer:
+    async def hasty(request: Any, queue: str, receipts: list[str], verb: Callable[[list[str]], Awaitable[Any]]) -> Response:
         async def settle() -> None:
             await asyncio.sleep(LATER_SECONDS)
             await verb(receipts)
 
-        call.engine.spawn(settle())
-        return answer(claims.Settlements([claims.Settled(receipt, "done") for receipt in receipts]))
+        request.service.spawn(settle())
+        return respond(claims.SettlementResults([claims.Settled(receipt, "done") for receipt in receipts]))
 
-    claims._settle = hasty
+    claims._settle = hasty  # type: ignore[assignment]
 
 
 def key_ignored() -> None:
-    right = messages.read_messages
+    right = messages.read_messages  # type: ignore[attr-defined]
 
-    async def careless(call: Any, query: dict[str, Any]) -> Any:
-        sent = await right(call, query)
+    async def careless(request: Any, query: dict[str, Any]) -> Any:
+        sent = await right(request, query)
         without = [msgspec.structs.replace(message, idempotency_key=None) for message in sent.messages]
         return msgspec.structs.replace(sent, messages=without)
 
-    messages.read_messages = careless
+    messages.read_messages = careless  # type: ignore[attr-defined]
 
 
 def resume_skips_one() -> None:
@@ -67,7 +67,7 @@ def stream_stored_in_parts() -> None:
         async with self._call.mq.connection() as other:
             self._keep(await send(other, self._kind, self._name, self._batch))
 
-    streams.LineStream._flush = store  # type: ignore[method-assign]
+    line_stream.LineStream._flush = store  # type: ignore[method-assign]
 
 
 def delivery_for_two() -> None:

@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -90,20 +91,25 @@ def path_of(part: dict[str, Any]) -> str:
 
 
 def envelopes(part: dict[str, Any]) -> list[dict[str, Any]]:
-    fields = {name: part[name] for name in ("routing_key", "label") if name in part}
+    fields: dict[str, Any] = {name: part[name] for name in ("routing_key", "label") if name in part}
     if part.get("delay"):
         fields["delay_seconds"] = part["delay"]
     keys = part.get("keys") or [None] * len(part["values"])
     return [
-        {"payload": value, **fields, **({} if key is None else {"key": key})}
+        {**text(value), **fields, **({} if key is None else {"key": key})}
         for value, key in zip(part["values"], keys, strict=True)
     ]
+
+
+def text(value: str) -> dict[str, str]:
+    """Return a payload that is stored as these bytes: as `payload` it would be a JSON string, in quotes."""
+    return {"payload_base64": b64encode(value.encode()).decode(), "content_type": "text/plain"}
 
 
 def request_of(part: dict[str, Any], form: str) -> dict[str, Any]:
     messages = envelopes(part)
     if form == "raw":
-        fields = {name: value for name, value in messages[0].items() if name != "payload"}
+        fields = {name: value for name, value in messages[0].items() if name not in text("")}
         return {"content": part["values"][0], "params": {"raw": "true", **fields}, "headers": {"content-type": "text/plain"}}
     if form in ("lines", "stream"):
         return {"content": (json.dumps(message).encode() + b"\n" for message in messages), "headers": _NDJSON}

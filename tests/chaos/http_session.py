@@ -55,7 +55,7 @@ class HttpSession(Session):
         time.sleep(_RETRY_SECONDS)
         return None
 
-    def claim(
+    def claim(  # type: ignore[override]
         self,
         queue: str,
         limit: int,

@@ -426,7 +426,7 @@ def claim_that_is_rolled_back(world: World) -> None:
 
 def claim_that_is_frozen_after_its_draw(world: World) -> None:
     """Passes check the draw of a session whose mark is not visible yet; then the session continues."""
-    world.change(freeze_at("_show_draw", "if v_marks >= 500"))
+    world.change(freeze_at("claim", "if v_written then"))
     holder, slow, two = world.session("holder"), world.session("slow"), world.session("two")
     enqueue(world.main, "a")
     world.sequence()
@@ -444,7 +444,7 @@ def claim_that_is_frozen_after_its_draw(world: World) -> None:
 
 def claim_that_draws_during_a_pass(world: World) -> None:
     """It has the epoch of the pass that reads its draw; the next pass is one too early to judge it."""
-    world.change(freeze_at("_show_draw", "if v_marks >= 500"), freeze_at("_pass", "p.own := pg_current_xact_id();"))
+    world.change(freeze_at("claim", "if v_written then"), freeze_at("_pass", "p.own := pg_current_xact_id();"))
     holder, slow, two, upkeep = (world.session(name) for name in ("holder", "slow", "two", "upkeep"))
     enqueue(world.main, "a", "b")
     world.sequence()
@@ -489,7 +489,7 @@ def commit_between_leases_and_marks(world: World) -> None:
 
 def draws_at_once(world: World) -> None:
     """A session stops between reading a position and moving it, while another one claims."""
-    world.change(freeze_at("_claim_run", "v_last := setval("))
+    world.change(freeze_at("claim", "v_last := case when v_prev < v_upto"))
     holder, slow, two = world.session("holder"), world.session("slow"), world.session("two")
     enqueue(world.main, "a", "b")
     world.sequence()

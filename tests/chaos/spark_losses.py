@@ -106,7 +106,8 @@ class Run:
         """The payloads of a topic that can be read from its log, by partition and offset."""
         rows = self._conn.execute(
             "select r.partition, r.log_offset, r.payload from trunkline.topic_stats(%s) s"
-            " cross join lateral trunkline.read(%s, s.partition, s.lowest_offset, 100000) r where s.head >= s.lowest_offset",
+            " cross join lateral trunkline.read(%s, s.partition, s.earliest_offset, 100000) r"
+            " where s.head >= s.earliest_offset",
             (topic, topic),
         )
         return {(partition, offset): int(payload) for partition, offset, payload in rows}

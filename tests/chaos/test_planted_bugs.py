@@ -32,9 +32,13 @@ class Bug:
 
 _WAIT = "perform pg_advisory_xact_lock(2);"
 _READ_LEASES = "            v_left := trunkline._unleased(c.cursor_id, v_left);\n"
+# of an ack of the only message of a lease
+_LEASE_OF_ONE = (
+    "from trunkline.leases_{} l\n            where l.cursor_id = r[2]::int and l.first = r[1]::bigint and l.n = 1"
+)
 _LOCK = (
-    "if not pg_try_advisory_xact_lock(778005, p_cursor_id) then\n"
-    "                perform trunkline._lock_cursor(p_cursor_id);\n            end if;"
+    "if not pg_try_advisory_xact_lock(778005, v_cursors[v_i]) then\n"
+    "                            perform trunkline._lock_cursor(v_cursors[v_i]);\n                        end if;"
 )
 # what was open at the scan or pass before, and what is open now
 _OPEN_BEFORE = (
@@ -46,6 +50,13 @@ _OPEN_NOW = (
     " from pg_snapshot_xip(p_now) x)\n"
 )
 _LOOKED = "perform trunkline._commit_durably();\n    perform trunkline._write_ticks("
+
+
+def _changes_of_ack(old: str, new: str) -> list[Change]:
+    """Change the condition of an ack of the only message of a lease, in each rotation partition."""
+    leases = [_LEASE_OF_ONE.format(number) for number in range(3)]
+    return [Change("ack", lease + old, lease + new) for lease in leases]
+
 
 BUGS = {
     "row id before transaction id": Bug(
@@ -179,7 +190,7 @@ BUGS = {
         ("double_lease", "error"),
     ),
     "draw judged although its claim had no time to show its mark": Bug(
-        (Change("_show_draw", " and coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) <= p_epoch + 1;", ";"),),
+        (Change("claim", " and coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) <= v_epoch then", " then"),),
         QUEUE,
         scripts.claim_that_is_frozen_after_its_draw,
         ("double_lease",),
@@ -215,9 +226,7 @@ BUGS = {
         ("attempts",),
     ),
     # the key of the lease stops the second of them
-    "draw without the lock": Bug(
-        (Change("_claim_run", _LOCK, ""),), QUEUE, scripts.draws_at_once, ("double_lease", "error")
-    ),
+    "draw without the lock": Bug((Change("claim", _LOCK, ""),), QUEUE, scripts.draws_at_once, ("double_lease", "error")),
     "lease registered behind the watermark": Bug(
         (
             Change(
@@ -325,6 +334,7 @@ BUGS = {
     ),
     "ack ignores the deadline": Bug(
         (
+            *_changes_of_ack(" and l.token::text = r[5] and l.deadline > trunkline.clock()", " and l.token::text = r[5]"),
             Change("_ack_range", "or l.deadline <= v_now or", "or"),
             Change("_settle_one", "if l.deadline <= v_now then", "if false then"),
         ),
@@ -402,8 +412,8 @@ BUGS = {
         (
             Change(
                 "redrive",
-                "trunkline._take_dead_letters(p_queue, p_ids, p_limit)",
-                "trunkline.list_dead_letters(p_queue) where id = any (p_ids)",
+                "trunkline._remove_dead_letters(p_queue, p_ids, p_limit) x",
+                "trunkline.list_dead_letters(p_queue) x where x.id = any (p_ids)",
             ),
         ),
         QUEUE,
@@ -411,7 +421,7 @@ BUGS = {
         ("duplicate",),
     ),
     "redrive drops the message": Bug(
-        (Change("redrive", "where payloads is not null", "where false"),),
+        (Change("_redrive_taken", "where payloads is not null", "where false"),),
         QUEUE,
         scripts.redrive_of_buried_messages,
         ("lost",),
@@ -523,6 +533,7 @@ CRASH_BUGS = {
     ),
     "ack ignores the token": (
         (
+            *_changes_of_ack(" and l.token::text = r[5]", ""),
             Change("_ack_range", "l.token::text <> p_token or ", ""),
             Change("_settle_one", "if l.token::text <> split_part(p_lease, '.', 5) then", "if false then"),
         ),

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.chaos.hasty import BUGS
-from tests.chaos.http_actors import HttpTailReader, HttpTailReaderSpec
+from tests.chaos.http_actors import HttpTailReader, HttpTailReaderSpec, text
 from tests.chaos.http_session import HttpSession
 from tests.chaos.planted import QUEUE, TOPIC, Background, World, enqueue, finish_group, finish_queue, publish
 from tests.conftest import Clock
@@ -43,7 +43,7 @@ def answered_then_killed(world: HttpWorld) -> None:
     """The server dies right after it has responded."""
     client = world.client("publisher")
     op = client.recorder.invoke("publish", parts=[{"target": "topic:t", "values": ["a"]}])
-    assert client.ask(op, "POST", "/v1/topics/t/messages", json={"payload": "a"}) is not None
+    assert client.ask(op, "POST", "/v1/topics/t/messages", json=text("a")) is not None
     world.server.kill()
     client.recorder.done(op, "ok")
     finish_group(world)
@@ -65,8 +65,8 @@ def repeated_with_a_key(world: HttpWorld) -> None:
     client = world.client("publisher")
     op = client.recorder.invoke("publish", parts=[{"target": "topic:t", "values": ["a"]}])
     for _ in range(2):
-        request = {"json": {"payload": "a"}, "headers": {"idempotency-key": "once"}}
-        assert client.ask(op, "POST", "/v1/topics/t/messages", **request) is not None
+        request = {"json": text("a"), "headers": {"idempotency-key": "once"}}
+        assert client.ask(op, "POST", "/v1/topics/t/messages", **request) is not None  # type: ignore[arg-type]
     client.recorder.done(op, "ok")
     finish_group(world)
 
@@ -85,7 +85,7 @@ def stream_that_breaks(world: HttpWorld) -> None:
     client = world.client("publisher")
     values = [f"v{number}" for number in range(MANY)]
     op = client.recorder.invoke("publish", parts=[{"target": "topic:t", "values": values}])
-    lines = [json.dumps({"payload": value}).encode() + b"\n" for value in values]
+    lines = [json.dumps(text(value)).encode() + b"\n" for value in values]
     head = b"POST /v1/topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-ndjson\r\n"
     with socket.create_connection(("127.0.0.1", world.server.port), timeout=30) as conn:
         conn.sendall(head + b"transfer-encoding: chunked\r\n\r\n")

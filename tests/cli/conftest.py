@@ -65,7 +65,7 @@ class Cli:
         """Start the command in a separate process."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         env = self.environment(**options.pop("env", {}))
-        return subprocess.Popen([COMMAND, *map(str, arguments)], cwd=self.folder, env=env, **(pipes | options))
+        return subprocess.Popen([COMMAND, *map(str, arguments)], cwd=self.folder, env=env, **(pipes | options))  # type: ignore[return-value]
 
     def process(self, *arguments: object, code: int = 0, input: bytes = b"", **options: Any) -> Answer:
         """Run the command in a separate process to its end."""

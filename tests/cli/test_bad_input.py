@@ -178,7 +178,7 @@ def test_on_a_terminal_the_name_is_typed(cli: Cli, topic: str) -> None:
 def test_any_locale_and_terminal(cli: Cli, topic: str, env: dict[str, str]) -> None:
     cli("topic", "publish", topic, '"İı ünï 日本"')
     assert cli.process("topic", "read", topic, env=env).json[0]["body"] == "İı ünï 日本" or "PYTHONIOENCODING" in env
-    assert "PLACE" in cli.process("topic", "read", topic, "-o", "table", env=env).stdout
+    assert "POSITION" in cli.process("topic", "read", topic, "-o", "table", env=env).stdout
 
 
 def test_a_terminal_of_twenty_columns(cli: Cli, topic: str) -> None:
@@ -227,6 +227,7 @@ def test_names_and_numbers_that_are_refused(cli: Cli) -> None:
     cli("topic", "create", "t", "--retention", "-1d", code=2)
     cli("queue", "create", "q", "--lease", "99999999999d", code=2)
     assert cli("topic", "list").json == [] and cli("queue", "list").json == []
+    cli("group", "create", "t", "g", "--filter", '{"a": ' + "[" * 100_000, code=2)
 
 
 def test_unexpected_errors_have_no_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,37 @@ def test_purge(cli: Cli, letters: list[str]) -> None:
     assert cli("dead", "purge", "q", "--yes").json["purged"] == 1
 
 
+def test_edit(cli: Cli, letters: list[str]) -> None:
+    cli("dead", "edit", "q", letters[0], "--body", '{"n": 5}', "-H", "by=me")
+    [row] = cli("queue", "claim", "q").json
+    assert (row["body"], row["headers"]) == ({"n": 5}, {"by": "me"})
+    cli("dead", "edit", "q", letters[0], "--body", "1", code=3)
+    cli("dead", "edit", "q", letters[1], "--body", "{", code=2)
+
+
+def test_groups_and_runs(cli: Cli, letters: list[str], conn: Connection) -> None:
+    groups = cli("dead", "groups", "q").json
+    assert [(row["error"], row["messages"]) for row in groups] == [("ConnectTimeout: smtp", 2), ("no such mailbox", 2)]
+    assert "ConnectTimeout" in cli("dead", "groups", "--since", "1h", "-o", "table").stdout
+    fingerprint = groups[0]["fingerprint"]
+    assert "attempts" in cli("dead", "spread", "q", fingerprint, "-o", "table").stdout
+    assert {row["dimension"] for row in cli("dead", "spread", "q", fingerprint).json} >= {"key", "error", "hour"}
+    assert cli("run", "preview", "redrive", "q", "--error", "Timeout").json["messages"] == 2
+    cli("run", "preview", "redrive", "q", code=2)
+    assert "would redrive 4 messages" in cli("run", "start", "redrive", "q", "--all", "--dry-run").stderr
+    cli("run", "start", "purge_dead_letters", "q", "--all", code=2)
+    purge = cli("run", "start", "purge_dead_letters", "q", "--all", "--yes").json["run_id"]
+    cli("run", "pause", purge, "--reason", "wait")
+    assert cli("run", "list", "--state", "paused").json[0]["reason"] == "wait"
+    cli("run", "resume", purge)
+    cli("run", "abort", purge)
+    run = cli("run", "start", "redrive", "q", "--fingerprint", fingerprint, "--to", "other", "--rate", 1000).json["run_id"]
+    conn.execute("select trunkline.run_upkeep('runs')")
+    assert (cli("run", "show", run).json["state"], cli("run", "show", run).json["done"]) == ("running", 1)
+    assert "redrive" in cli("run", "list", "-o", "table").stdout
+    cli("run", "show", 99, code=3)
+
+
 def test_export_and_back(cli: Cli, letters: list[str]) -> None:
     exported = cli("dead", "export", "q", "-o", "table").lines
     assert [row["id"] for row in exported] == letters

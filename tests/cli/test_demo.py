@@ -107,7 +107,7 @@ def test_failures_are_among_it(demo: tuple[Cli, str]) -> None:
     assert lag["analytics"] > 0
     paused = {row["queue"]: row["paused"] for row in cli.process("queue", "list").json}
     assert paused["audit"] and not paused["mail"]
-    assert cli.process("topic", "list").json[1]["scheduled"] > 0
+    assert cli.process("topic", "list").json[1]["delayed"] > 0
     states = {row["name"]: row["state"] for row in cli.process("pipeline", "list").json}
     assert states == {"events-to-search": "running", "orders-to-lake": "failed"}
     wait_until(lambda: {row["status"] for row in cli.process("endpoint", "attempts", "crm").json} == {503})

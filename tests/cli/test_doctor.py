@@ -136,8 +136,13 @@ def test_advisory_locks_held_for_long(cli: Cli, connect: Callable[[], Connection
 
 def test_missing_segments(cli: Cli, conn: Connection) -> None:
     cli("topic", "create", "t")
+    assert level(cli, "segments") == ("ok", "every partition has the segments it needs")
     row = conn.execute("select topic_id from trunkline.topics where name = 't'").fetchone()
     assert row is not None
+    conn.execute("select setval('trunkline.topic_1_0_ids', 1048576 - 10)")
+    assert level(cli, "segments") == ("warn", "partition 0 of t has no segment 1 yet, which is the next")
+    conn.execute("select trunkline.run_upkeep('segments')")
+    assert level(cli, "segments")[0] == "ok"
     conn.execute(f"drop table trunkline.topic_{row[0]}_0_1")
     assert level(cli, "segments", 5)[0] == "fail"
     conn.execute(f"drop table trunkline.topic_{row[0]}_0_0")
@@ -164,8 +169,8 @@ def test_upkeep_tasks(cli: Cli, conn: Connection, clock: Clock) -> None:
     [(found, message)] = upkeep_findings(cli)
     assert found == "warn" and message.startswith("upkeep last ran 10")
     conn.execute("call trunkline.upkeep()")
-    conn.execute("select setval('trunkline.upkeep_retention', last_value - 3600000) from trunkline.upkeep_retention")
-    conn.execute("select setval('trunkline.upkeep_rotate', 0)")
+    conn.execute("update trunkline.upkeep_tasks set ran_at = ran_at - 3600000 where task = 'retention'")
+    conn.execute("update trunkline.upkeep_tasks set ran_at = 0 where task = 'rotate'")
     assert upkeep_findings(cli) == [
         ("warn", "task retention last ran 3600 s ago; it is due every 15 s"),
         ("warn", "task rotate never ran; it is due every 300 s"),

@@ -74,7 +74,7 @@ def test_top_shows_endpoints(cli: Cli, conn: Connection) -> None:
         " array[0.1], array[0.1], array[500], array['nacked'], null, array['HTTP 500'], null) from trunkline.endpoints"
     )
     [row] = cli("top", "--once").json["endpoints"]
-    assert (row["endpoint"], row["state"], row["waiting"], row["in_flight"]) == ("hooks", "enabled", 3, 0)
+    assert (row["endpoint"], row["state"], row["ready"], row["in_flight"]) == ("hooks", "enabled", 3, 0)
     assert row["error"] == "HTTP 500" and row["per_second"] > 0
     cli("endpoint", "pause", "hooks", "--reason", "maintenance")
     shown = cli("top", "--once", "-o", "table").stdout

@@ -11,7 +11,7 @@ def test_explain_and_trace(cli: Cli) -> None:
     assert cli("message", "explain", id).json["state"] == "not_sequenced"
     assert "now not_sequenced" in cli("message", "trace", id, "-o", "table").stdout
     cli("queue", "peek", "q")  # who looks gives it its offset
-    assert cli("message", "explain", id).json["readers"][0]["state"] == "waiting"
+    assert cli("message", "explain", id).json["readers"][0]["state"] == "ready"
     for _ in range(2):
         [receipt] = [row["receipt"] for row in cli("queue", "claim", "q", "--consumer", "me").json]
         cli("queue", "nack", receipt, "--delay", "0s", "--error", "broken \x1b[31m")

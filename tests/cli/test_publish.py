@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Cli, on_a_terminal
 from tests.conftest import Connection
-from tests.sql.verbs import value
+from tests.sql.calls import value
 from tests.support.waiting import wait_until
 
 

@@ -36,7 +36,7 @@ def test_create_list_show_alter_delete(cli: Cli) -> None:
     cli("queue", "delete", "q", code=2)
     assert "would delete queue q" in cli("queue", "delete", "q", "--dry-run").stderr
     cli("queue", "delete", "q", "--yes")
-    for verb in ("show", "pause", "resume", "cleanup", "peek", "claim"):
+    for verb in ("show", "pause", "resume", "trim", "peek", "claim"):
         cli("queue", verb, "q", code=3)
 
 
@@ -114,7 +114,7 @@ def test_purge_and_cleanup(cli: Cli, queue: str) -> None:
     assert cli("queue", "show", queue).json["ready"] == 3
     assert cli("queue", "purge", queue, "--yes").json == {"queue": "q", "purged": 3}
     assert cli("queue", "show", queue).json["ready"] == 0
-    assert cli("queue", "cleanup", queue).json["segments"] >= 0
+    assert cli("queue", "trim", queue).json["segments"] >= 0
 
 
 def test_priorities(cli: Cli) -> None:

@@ -71,7 +71,7 @@ def test_read_from_a_place(cli: Cli) -> None:
     assert cli("topic", "read", "t", "--start", "2000-01-01").json[0]["offset"] == 1
     cli("topic", "read", "t", "--start", "yesterday", code=2)
     assert cli("topic", "offsets", "t").json == [
-        {"topic": "t", "partition": 0, "lowest_offset": 1, "head": 5, "offset_at": None}
+        {"topic": "t", "partition": 0, "earliest_offset": 1, "head": 5, "offset_at": None}
     ]
     assert cli("topic", "offsets", "t", "--at", "1h").json[0]["offset_at"] == 1
     cli("topic", "offsets", "t", "--at", "earliest", code=2)
@@ -128,7 +128,7 @@ def test_tail_shows_what_comes(cli: Cli) -> None:
 def test_delay_and_idempotency_key(cli: Cli) -> None:
     cli("topic", "create", "t")
     cli("topic", "publish", "t", "1", "--delay", "1h")
-    assert cli("topic", "list").json[0]["scheduled"] == 1
+    assert cli("topic", "list").json[0]["delayed"] == 1
     first = cli("topic", "publish", "t", "2", "--idempotency-key", "k").json
     again = cli("topic", "publish", "t", "2", "--idempotency-key", "k").json
     assert again == {"id": first["id"], "duplicate": True}

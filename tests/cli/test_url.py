@@ -105,7 +105,7 @@ def test_queues(both: Both) -> None:
     assert (shown["ready"], shown["dead"], shown["acked"]) == (2, 1, 2)
     assert len(both("queue", "claim", "mail", "--consumer", "me").json) == 1
     assert both("queue", "purge", "mail", "--yes").json == {"queue": "mail", "purged": 1}
-    assert both("queue", "cleanup", "mail").json["queue"] == "mail"
+    assert both("queue", "trim", "mail").json["queue"] == "mail"
     both.same("message", "explain", sent["id"])
     both.same("message", "trace", sent["id"])
     assert both("message", "explain", "019a8d2e-7c1b-7000-8000-000000000000", code=3).stdout == ""
@@ -185,7 +185,7 @@ def test_cleanup_over_http(both: Both) -> None:
     both("queue", "enqueue", "cleaned", "1")
     (delivery,) = both("queue", "claim", "cleaned", "-o", "json").json
     both("queue", "ack", delivery["receipt"])
-    assert both("queue", "cleanup", "cleaned", "-o", "json").json["segments"] >= 0
+    assert both("queue", "trim", "cleaned", "-o", "json").json["segments"] >= 0
 
 
 def test_jobs(both: Both, module_db: str) -> None:  # noqa: F811
@@ -197,7 +197,7 @@ def test_jobs(both: Both, module_db: str) -> None:  # noqa: F811
     assert both.same("job", "list", "jobs", "--kind", "none") == []
     assert len(both.same("job", "list", "--limit", "2")) == 2
     shown = both.same("job", "show", ids[0])
-    assert (shown["state"], shown["arguments"]) == ("waiting", {"n": 0})
+    assert (shown["state"], shown["arguments"]) == ("ready", {"n": 0})
     assert both("job", "cancel", ids[0], "--reason", "typo").json["answer"] == "requested"
     assert both.same("job", "show", ids[0])["cancel"] == "typo"
     assert both("job", "uncancel", ids[0]).json["answer"] == "withdrawn"
@@ -212,7 +212,7 @@ def test_workers_limits_pipelines_and_doctor(both: Both, module_db: str) -> None
     with psycopg.connect(module_db, autocommit=True) as conn:
         conn.execute("""select trunkline.register_worker('w', '{"version": "1"}', '{"mail": {"type": "object"}}')""")
         conn.execute("select trunkline.ensure_limit('db', 2, 5)")
-        conn.execute("select trunkline.hold_slots('w', '{db}', '{3}', '1 minute')")
+        conn.execute("select trunkline.acquire_limit('w', '{db}', '{3}', '1 minute')")
         conn.execute("select trunkline.report_pipeline('copy', 'copy', p_rows => 5)")
         conn.execute("select trunkline.report_pipeline('copy:query', 'query', p_lag => 7)")
     assert [row["worker"] for row in both.same("worker", "list")] == ["w"]

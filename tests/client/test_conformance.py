@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
+import psycopg
 import pytest
 
 from tests.http import conftest as http_fixtures
@@ -58,8 +59,8 @@ async def delivered(mq: Messaging, queue: str, **options: Any) -> ClaimedMessage
 
 
 async def test_topic_settings(mq: Messaging, name: str) -> None:
-    made = await mq.topics.create(name, partitions=2, retention="90m", retention_bytes=10**9, max_payload=1000)
-    assert (made.name, made.partitions, made.retention, made.retention_bytes) == (name, 2, timedelta(minutes=90), 10**9)
+    made = await mq.topics.create(name, partitions=2, retention="90m", retention_bytes=10**10, max_payload=1000)
+    assert (made.name, made.partitions, made.retention, made.retention_bytes) == (name, 2, timedelta(minutes=90), 10**10)
     assert made.hard_retention is None
     with pytest.raises(errors.AlreadyExists):
         await mq.topics.create(name)
@@ -116,7 +117,7 @@ async def test_publish_and_read(mq: Messaging, name: str) -> None:
     assert await mq.topics.offset_at(name, 0, one.created_at) == 1
     assert await mq.topics.offset_at(name, 0, datetime.now(UTC) + timedelta(days=1)) == 6
     (row,) = await mq.topics.stats(name)
-    assert (row.head, row.lowest_offset) == (5, 1)
+    assert (row.head, row.earliest_offset) == (5, 1)
 
 
 async def test_a_repeated_publish(mq: Messaging, name: str) -> None:
@@ -186,6 +187,20 @@ async def test_defaults_of_a_queue(mq: Messaging, name: str) -> None:
     made = await mq.queues.create(name)
     assert (made.lease, made.max_attempts, made.ttl, made.delivery_delay) == (seconds(30), 20, None, seconds(0))
     assert made.history == timedelta(days=3)
+
+
+async def test_a_queue_with_its_own_tables(mq: Messaging, name: str) -> None:
+    assert (await mq.queues.create(name, segment_rows=1000)).segment_rows == 1000
+    assert (await mq.queues.create(f"{name}-shared")).segment_rows is None
+    assert (await mq.queues.ensure(name, segment_rows=1000)).segment_rows == 1000
+    assert (await mq.queues.ensure(f"{name}-ensured", segment_rows=16)).segment_rows == 16
+    await mq.enqueue_many(name, range(40))
+    assert [delivery.body for delivery in await mq.claim(name, limit=40)] == [*range(40)]
+    for queue, rows in ((name, 999), (f"{name}-shared", 1000)):
+        with pytest.raises(errors.AlreadyExists, match="segment_rows"):
+            await mq.queues.ensure(queue, segment_rows=rows)
+    with pytest.raises(errors.InvalidArgument, match="segment_rows"):
+        await mq.queues.create(f"{name}-small", segment_rows=15)
 
 
 async def test_ensure_updates_a_queue(mq: Messaging, name: str) -> None:
@@ -313,7 +328,7 @@ async def test_pause_purge_and_cleanup(mq: Messaging, name: str) -> None:
     assert await leased.ack() == "done"
     counted = await stats_of(mq, name)
     assert (counted["ready"], counted["leased"], counted["acked"], counted["purged"]) == (0, 0, 1, 4)
-    assert await mq.queues.cleanup(name) >= 0
+    assert await mq.queues.trim(name) >= 0
 
 
 async def test_dead_letters(mq: Messaging, name: str) -> None:
@@ -338,6 +353,57 @@ async def test_dead_letters(mq: Messaging, name: str) -> None:
     assert len(await mq.claim(f"{name}-other", limit=9)) == 2
     with pytest.raises(errors.DeadLetterNotFound):
         await mq.dead.get(name, letters[0].id)
+
+
+async def test_an_edited_redrive(mq: Messaging, name: str) -> None:
+    await mq.queues.create(name)
+    await mq.enqueue(name, {"n": 7}, key="k")
+    for delivery in await mq.claim(name):
+        await delivery.bury("typo")
+    (letter,) = await mq.dead.list(name)
+    await mq.dead.redrive_edited(name, letter.id, {"n": 0}, headers={"edited": True})
+    with pytest.raises(errors.DeadLetterNotFound):
+        await mq.dead.redrive_edited(name, letter.id, {"n": 0})
+    (edited,) = await mq.claim(name)
+    assert (edited.body, edited.headers, edited.key, edited.attempt) == ({"n": 0}, {"edited": True}, "k", 1)
+
+
+async def test_groups_and_runs(mq: Messaging, name: str, module_db: str) -> None:
+    await mq.queues.create(name)
+    await mq.enqueue_many(name, [{"n": n} for n in range(5)])
+    for delivery in await mq.claim(name, limit=5):
+        await delivery.bury(f"timeout after {delivery.body['n']} s" if delivery.body["n"] < 3 else "no such user")
+    timeouts, users = await mq.dead.groups(name, since="1h", limit=5)
+    assert (timeouts.error, timeouts.messages, timeouts.queue, timeouts.rest) == ("timeout after <n> s", 3, name, None)
+    assert (users.error, users.messages) == ("no such user", 2)
+    assert timeouts.fingerprint is not None
+    shares = await mq.dead.spread(name, timeouts.fingerprint, limit=1)
+    assert [(row.value, row.messages) for row in shares if row.dimension == "attempts"] == [("1", 3)]
+    selector = {"queue": name, "fingerprint": timeouts.fingerprint}
+    found = await mq.runs.preview("redrive", selector)
+    assert (found.messages, found.complete, len(found.samples)) == (3, True, 3)
+    with pytest.raises(errors.PreviewOutdated, match="3 messages match now"):
+        await mq.runs.start("redrive", selector, expected=9)
+    with pytest.raises(errors.InvalidArgument, match="nothing but a queue"):
+        await mq.runs.preview("redrive", {"queue": name})
+    run = await mq.runs.start("redrive", selector, expected=3, options={"rate": 1000, "grace": 1000})
+    assert (run.state, run.total, run.selector, run.log[0].event) == ("waiting", 3, selector, "started")
+    await mq.runs.pause(run.run_id, reason="not yet")
+    assert [(row.state, row.reason) for row in await mq.runs.list(["paused"], limit=1)] == [("paused", "not yet")]
+    await mq.runs.resume(run.run_id)
+    await mq.runs.abort(run.run_id)
+    assert await mq.runs.list(["waiting", "running"], before=run.run_id) == []
+    with pytest.raises(errors.InUse):
+        await mq.runs.resume(run.run_id)
+    again = await mq.runs.start("redrive", selector, expected=3)
+    with psycopg.connect(module_db, autocommit=True) as conn:
+        for _ in range(2):
+            conn.execute("select trunkline.run_upkeep('runs')")
+    done = await mq.runs.get(again.run_id)
+    assert (done.state, done.done, done.failed, done.failures) == ("done", 3, 0, [])
+    assert sorted(row.body["n"] for row in await mq.claim(name, limit=9)) == [0, 1, 2]
+    with pytest.raises(errors.RunNotFound):
+        await mq.runs.get(10**9)
 
 
 # Subscriptions
@@ -510,7 +576,7 @@ MISTAKES: dict[str, tuple[Wrong, type[errors.TrunklineError]]] = {
     "claim from no queue": (lambda mq, name: mq.claim(NOBODY), errors.QueueNotFound),
     "alter no queue": (lambda mq, name: mq.queues.alter(NOBODY, lease="5s"), errors.QueueNotFound),
     "purge no queue": (lambda mq, name: mq.queues.purge(NOBODY), errors.QueueNotFound),
-    "clean up no queue": (lambda mq, name: mq.queues.cleanup(NOBODY), errors.QueueNotFound),
+    "clean up no queue": (lambda mq, name: mq.queues.trim(NOBODY), errors.QueueNotFound),
     "peek into no queue": (lambda mq, name: mq.queues.peek(NOBODY), errors.QueueNotFound),
     "statistics of no queue": (lambda mq, name: mq.queues.stats(NOBODY), errors.QueueNotFound),
     "statistics of no topic": (lambda mq, name: mq.topics.stats(NOBODY), errors.TopicNotFound),

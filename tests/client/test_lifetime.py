@@ -26,7 +26,7 @@ async def test_a_pool_of_one_connection_is_enough(kind: str, db: str) -> None:
         await mq.queues.create("q")
         await asyncio.gather(*(mq.publish("t", n) for n in range(50)), *(mq.enqueue("q", n) for n in range(50)))
         seen = 0
-        async with mq.queue("q").claims(slots=10) as claims:
+        async with mq.queue("q").claims(max_in_flight=10) as claims:
             async for delivery in claims:
                 await delivery.ack()
                 seen += 1

@@ -33,7 +33,7 @@ async def test_publishing_and_consuming(limited: Any) -> None:
     await limited.enqueue("q", 2, priority=None)
     await limited.publish_many("t", range(3, 2003))
     seen: set[int] = set()
-    async with limited.queue("q").claims(slots=500, type=int) as claims:
+    async with limited.queue("q").claims(max_in_flight=500, type=int) as claims:
         async for delivery in claims:
             seen.add(delivery.body)
             if delivery.body == 2002:

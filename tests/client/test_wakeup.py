@@ -35,7 +35,7 @@ class Consumer:
 
     def __init__(self, mq: Any, queue: str) -> None:
         self.bodies: list[Any] = []
-        self._claims = mq.queue(queue).claims(slots=10)
+        self._claims = mq.queue(queue).claims(max_in_flight=10)
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -181,8 +181,8 @@ async def test_a_deaf_listener_is_noticed_and_polling_goes_on(
     async def deaf(conn: Any) -> None:
         await conn.execute("listen nobody_speaks_here")
 
-    monkeypatch.setattr(async_wakeup.calls, "listen", deaf)
-    monkeypatch.setattr(sync_wakeup.calls, "listen", lambda conn: conn.execute("listen nobody_speaks_here"))
+    monkeypatch.setattr(async_wakeup.calls, "listen", deaf)  # type: ignore[attr-defined]
+    monkeypatch.setattr(sync_wakeup.calls, "listen", lambda conn: conn.execute("listen nobody_speaks_here"))  # type: ignore[attr-defined]
     await mq.queues.create("q")
     consumer = Consumer(mq, "q")
     await until(lambda: "LISTEN is not working" in caplog.text)

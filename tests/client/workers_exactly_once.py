@@ -189,7 +189,7 @@ class DjangoStore:
         self._models[table].objects.create(target=target, value=value, worker=process)
 
 
-STORES: dict[str, Callable[[str], Store]] = {"psycopg": PsycopgStore, "sqlalchemy": AlchemyStore, "django": DjangoStore}
+STORES: dict[str, Callable[[str], Store]] = {"psycopg": PsycopgStore, "sqlalchemy": AlchemyStore, "django": DjangoStore}  # type: ignore[dict-item]
 
 
 async def consume_batches(url: str, diary: Diary) -> None:
@@ -219,7 +219,7 @@ async def consume_single_deliveries(url: str, diary: Diary) -> None:
     async with Client(url) as mq:
         while True:
             try:
-                async with mq.queue("queue").claims(slots=3, lease=LEASE) as deliveries:
+                async with mq.queue("queue").claims(max_in_flight=3, lease=LEASE) as deliveries:
                     async for delivery in deliveries:
                         diary.write("take", "queue:queue", delivery.body)
                         async with delivery.transaction() as conn:

@@ -9,9 +9,26 @@ from trunkline.server.app import create_app
 from trunkline.server.config import Config
 from trunkline.server.openapi import routes
 
-VALUES = {"topic": "mine", "queue": "mine", "group": "g", "endpoint": "mine", "schedule": "s", "file": "console.css"}
+VALUES = {
+    "topic": "mine",
+    "queue": "mine",
+    "group": "g",
+    "message": "0199a1b2-0000-7000-8000-000000000001",
+    "place": "0@1",
+    "endpoint": "mine",
+    "schedule": "s",
+    "file": "console.css",
+}
 """What stands for each path parameter."""
-NOT_PAGES = ("/console/live", "/console/changes", "/console/static/{file:str}")
+NOT_PAGES = (
+    "/console/live",
+    "/console/changes",
+    "/console/static/{file:str}",
+    "/console/m/{message:str}/payload",
+    "/console/topics/{topic:str}/messages/export",
+    "/console/topics/{topic:str}/tail",
+)
+"""Streams and files."""
 
 
 def declared() -> list[tuple[str, str, Any]]:

@@ -12,7 +12,7 @@ from tests.http.servers import HttpServer, problem, serving
 from tests.http.test_security import bearer, run
 from tests.support.waiting import wait_until
 from trunkline.db.calls import tokens
-from trunkline.server.access import SOME
+from trunkline.server.auth import SOME
 
 __all__ = ["bearer"]
 Token = Callable[..., str]

@@ -124,7 +124,7 @@ def test_no_setting_of_ours_stays_in_a_shared_session(pooler: str, db: str) -> N
 
     asyncio.run(run())
     with psycopg.connect(pooler, autocommit=True, prepare_threshold=None) as conn:
-        assert conn.info.backend_pid != conn.execute("select pg_backend_pid()").fetchone()[0]
+        assert conn.info.backend_pid != conn.execute("select pg_backend_pid()").fetchone()[0]  # type: ignore[index]
         assert conn.execute("show default_transaction_isolation").fetchone() == ("serializable",)
         assert conn.execute("show statement_timeout").fetchone() == ("50s",)
 

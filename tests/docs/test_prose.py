@@ -34,7 +34,7 @@ async def test_upgrade_publishers_and_consumers_go_on(db: str) -> None:
 
         async def consume() -> None:
             nonlocal got
-            async with mq.queue("q").claims(slots=10) as deliveries:
+            async with mq.queue("q").claims(max_in_flight=10) as deliveries:
                 async for delivery in deliveries:
                     await delivery.ack()
                     got += 1
@@ -121,7 +121,7 @@ def test_retention_a_reader_that_was_overtaken(db: str, conn: Connection, clock:
         for _ in range(3):
             conn.execute("select trunkline.run_upkeep('segments')")
             conn.execute("select trunkline.run_upkeep('retention')")
-        lowest = mq.topics.stats("t")[0].lowest_offset
+        lowest = mq.topics.stats("t")[0].earliest_offset
         assert lowest > 1
         with pytest.raises(OffsetOutOfRange):
             mq.fetch("t", "slow", member="m")

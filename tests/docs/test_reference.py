@@ -1,4 +1,4 @@
-"""The reference pages are what the code says; recipes.sql runs."""
+"""The reference pages are what the code says; pg_messaging.sql runs."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ def test_every_error_says_what_to_do() -> None:
     assert set(BY_SQLSTATE.values()) <= set(docs_errors.classes())
 
 
-# recipes.sql
+# pg_messaging.sql
 
 
 def test_recipes_run_as_sqlc_would_prepare_them(conn: Connection) -> None:
-    text = (ROOT / "docs" / "reference" / "recipes.sql").read_text()
+    text = (ROOT / "docs" / "reference" / "pg_messaging.sql").read_text()
     recipes = dict(re.findall(r"^-- name: (\w+) :\w+\n(.*?);$", text, re.MULTILINE | re.DOTALL))
     assert len(recipes) == text.count("-- name: ") == 7
     for name, sql in recipes.items():
@@ -126,7 +126,7 @@ def test_recipes_run_as_sqlc_would_prepare_them(conn: Connection) -> None:
     [(receipt, payload, _)] = run("ClaimJob", "'q'")
     assert payload == b"work"
     assert run("ArchiveJob", f"'{receipt}'") == [("done",)]
-    assert conn.execute("select payload from trunkline.archive where queue = 'q'").fetchall() == [(b"work",)]
+    assert conn.execute("select payload from trunkline.completed where queue = 'q'").fetchall() == [(b"work",)]
 
 
 def test_tests_named_by_the_contract_exist() -> None:

@@ -241,7 +241,7 @@ def test_two_first_starts_at_once_make_one_cluster(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path / "data")]
     both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    answers = sorted((process.stdout.readline().split() for process in both), key=lambda words: words[1])
+    answers = sorted((process.stdout.readline().split() for process in both), key=lambda words: words[1])  # type: ignore[union-attr]
     for process in both:
         process.communicate(timeout=60)
     assert answers[0][0] == answers[1][0]

@@ -22,7 +22,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.conftest import Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     assert_conserved,
     call,
     claim,

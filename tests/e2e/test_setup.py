@@ -17,12 +17,14 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import psycopg
 import pytest
 
+from tests.support.waiting import wait_until
 from trunkline.cli.framework.ports import reserved_port
 from trunkline.embedded.postmaster import find_processes
 from trunkline.embedded.server import EmbeddedServer
@@ -156,6 +158,53 @@ def walk_over_http(tour: list[str]) -> None:
 def answers(url: str) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) == 0
+
+
+def test_an_idle_up_is_small(data: Path) -> None:
+    """One process serves HTTP, and the dispatcher is loaded with the first endpoint."""
+    up = Up(data, "--push-allow", "127.0.0.0/8")
+    tree = psutil.Process(up.process.pid)
+    python = [child for child in tree.children(recursive=True) if "postgres" not in child.name()]
+    assert len(python) == 1 and "serve" in python[0].cmdline()
+    used = sum(process.memory_full_info().pss for process in [tree, *tree.children(recursive=True)])
+    # 150 MB measured with compiled bytecode, which this environment may lack
+    assert used < 175 * 1024**2
+    assert not dispatching(tree)
+
+    with psycopg.connect(EmbeddedServer(data).connect(), autocommit=True) as conn:
+        conn.execute("select trunkline.create_endpoint('hooks', 'http://127.0.0.1:9/')")
+        wait_until(lambda: dispatching(tree))
+        wait_until(lambda: conn.execute("select from trunkline.dispatchers").fetchone() is not None)
+    assert up.stop() == 0
+
+
+def dispatching(process: psutil.Process) -> bool:
+    return any("aiohttp" in mapped.path for mapped in process.memory_maps())
+
+
+def test_a_request_that_waits_does_not_delay_the_end_of_up(data: Path) -> None:
+    up = Up(data)
+    post(f"{up.url}/v1/queues?ensure=true", {"name": "q"})
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, f"{up.url}/v1/queues/q/claims", {"wait": 30})
+        line = re.escape('handler="/v1/queues/{queue}/claims"') + ".*} 1"
+        wait_until(lambda: re.search(f"^http_requests_inflight.*{line}", get(f"{up.url}/metrics"), re.MULTILINE))
+        start = time.monotonic()
+        assert up.stop() == 0
+        assert waiting.result(10) == {"deliveries": []}
+        assert time.monotonic() - start < 25, "the request waited for its 30 s"
+
+
+def post(url: str, body: object) -> object:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.loads(response.read())
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as response:
+        text: str = response.read().decode()
+        return text
 
 
 def test_a_killed_up_leaves_no_server_on_the_port_and_a_taken_port_stops_before_anything_starts(data: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     assert_conserved,
     call,
     claim,
@@ -57,7 +57,7 @@ def test_topics_are_listed_and_deleted_with_their_groups(conn: Connection) -> No
     assert commit(conn, "a", fetch(conn, "a", p_limit=2)) == "done"
     assert [topic.name for topic in call(conn, "list_topics")] == ["a", "b"]
     [stats] = call(conn, "topic_stats", "a")
-    assert (stats.lowest_offset, stats.head) == (1, 5)
+    assert (stats.earliest_offset, stats.head) == (1, 5)
     [group] = call(conn, "group_stats", "a")
     assert (group.group_name, group.next_offset, group.lag, group.member) == ("g", 3, 3, "m")
     with refused("TL021", 'group "g"'):

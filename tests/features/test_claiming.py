@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     Connect,
     assert_conserved,
     call,
@@ -212,7 +212,7 @@ def test_completed_messages_can_be_queried(conn: Connection) -> None:
     enqueue(conn, "q", "open")
     settle(conn, "ack", claim(conn, "q", 1)[0].receipt)
     upkeep(conn, 2)
-    [done] = rows(conn, "select * from trunkline.archive where queue = 'q'")
+    [done] = rows(conn, "select * from trunkline.completed where queue = 'q'")
     assert (done.id, contents([done])) == (id_, [{"n": 1}])
     assert done.created_at <= done.processed_at
 
@@ -227,7 +227,7 @@ def test_completed_messages_are_kept_until_retention(conn: Connection, clock: Cl
     [kept] = claim(conn, "small", 1)
     upkeep(conn, 4)
     assert value(conn, f"select count(*) from {table}") == 40
-    assert value(conn, "select trunkline.cleanup_queue('small')") >= 1
+    assert value(conn, "select trunkline.trim_queue('small')") >= 1
     assert value(conn, f"select count(*) from {table}") < 40
     assert settle(conn, "nack", kept.receipt, p_delay="0") == ["done"]
     settle_all(conn, "ack", claim_all(conn, "small"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.conftest import Connection
-from tests.sql.verbs import call, refused, rows
+from tests.sql.calls import call, refused, rows
 
 
 def test_endpoints_are_managed_by_name(conn: Connection) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import Connect, call, claim, commit, contents, enqueue, fetch, publish, settle, value
+from tests.sql.calls import Connect, call, claim, commit, contents, enqueue, fetch, publish, settle, value
 
 
 def test_an_effect_happens_once(conn: Connection, connect: Connect, clock: Clock) -> None:

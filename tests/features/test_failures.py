@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     assert_conserved,
     call,
     claim,
@@ -169,10 +169,10 @@ def test_completed_messages_are_removed_on_demand_and_by_upkeep(conn: Connection
         call(conn, "create_queue", name, p_segment_rows=16, p_retention="1 hour")
         enqueue(conn, name, *range(32))
         settle_all(conn, "ack", claim(conn, name, 100))
-    assert value(conn, "select trunkline.cleanup_queue('by-hand')") == 3, (
+    assert value(conn, "select trunkline.trim_queue('by-hand')") == 3, (
         "ids begin at 1, so the third segment has a message too"
     )
-    assert value(conn, "select trunkline.cleanup_queue('by-hand')") == 0
+    assert value(conn, "select trunkline.trim_queue('by-hand')") == 0
     [by_hand] = rows(conn, "select inbox_id from trunkline.list_queues() where name = 'by-hand'")
     assert value(conn, f"select count(*) from trunkline.topic_{by_hand.inbox_id}") == 0
     clock.advance(7200)
@@ -199,7 +199,7 @@ def test_retention_limits_time_and_size(conn: Connection, clock: Clock) -> None:
     upkeep(conn, 8)
     clock.advance(7200)
     upkeep(conn, 4)
-    lowest = {row.topic: row.lowest_offset for row in call(conn, "topic_stats")}
+    lowest = {row.topic: row.earliest_offset for row in call(conn, "topic_stats")}
     assert (lowest["time"] > 64, lowest["size"] > 1, lowest["held"], lowest["hard"] > 64) == (True, True, 1, True)
     assert value(conn, "select bytes from trunkline.topic_stats('size')") <= 200_000
     assert {row.detail["topic"] for row in rows(conn, "select detail from trunkline.alerts")} == {"hard"}

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     Connect,
     call,
     claim,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,11 +19,12 @@ from typing import Any
 import httpx
 from httpx._transports import default as _transports
 
+from tests.support.waiting import wait_until
 from trunkline.cli.framework.ports import reserved_port
 
 _held = ExitStack()
 # A client reads all certificates of the machine when it is made, 50 ms of CPU each time; here one reads them for all.
-_transports.create_ssl_context = cache(_transports.create_ssl_context)
+_transports.create_ssl_context = cache(_transports.create_ssl_context)  # type: ignore[attr-defined]
 
 
 def free_port() -> int:
@@ -64,6 +66,16 @@ class HttpServer:
                 break
             time.sleep(0.05)
         raise RuntimeError(f"the server did not start:\n{self.log.read_text()}")
+
+    def wait_in_flight(self, handler: str, count: int) -> None:
+        """Wait until this number of requests to a path template is in flight, by the server's own metrics."""
+        metric = re.compile(rf'^http_requests_inflight{{[^}}]*handler="{re.escape(handler)}"[^}}]*}} (\S+)$', re.MULTILINE)
+
+        def in_flight() -> bool:
+            found = metric.search(httpx.get(f"{self.url}/metrics", timeout=30).text)
+            return (0 if found is None else float(found[1])) == count
+
+        wait_until(in_flight, message=f"{count} requests to {handler}")
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""

@@ -142,7 +142,7 @@ def test_batches(http: httpx.Client, topic: str) -> None:
     problem(http.post(f"/v1/topics/{topic}/messages", json=[{"payload": 1}] * 1001), 413, "batch_too_large")
     bad = [{"payload": 1}, {"payload": 2, "colour": "red"}, {"payload": 3}]
     assert "message 1:" in problem(http.post(f"/v1/topics/{topic}/messages", json=bad), 400, "unknown_field")["detail"]
-    for wrong in ([1], [None], [[]], [{"payload": 1, "key": "k" * 1001}]):
+    for wrong in ([1], [None], [[]], [{"payload": 1, "key": "k" * 1001}]):  # type: ignore[var-annotated]
         assert http.post(f"/v1/topics/{topic}/messages", json=wrong).status_code == 400
     lines = {"content-type": "application/x-ndjson"}
     problem(http.post(f"/v1/topics/{topic}/messages", content=b'{"payload": 1}\nx\n', headers=lines), 400, "bad_json")
@@ -224,7 +224,7 @@ def test_settlements(http: httpx.Client, queue: str) -> None:
     assert [row["result"] for row in answer.json()["results"]] == ["done"] * 3 + ["lost"] * 2 + ["unknown"] * 3
     again = http.post(f"/v1/queues/{queue}/ack", json={"receipts": receipts[:3]})
     assert [row["result"] for row in again.json()["results"]] == ["done"] * 3
-    for body in ({}, {"receipts": []}, {"receipts": "x"}, {"receipts": [1]}, {"receipts": ["x"], "more": 1}):
+    for body in ({}, {"receipts": []}, {"receipts": "x"}, {"receipts": [1]}, {"receipts": ["x"], "more": 1}):  # type: ignore[var-annotated]
         assert http.post(f"/v1/queues/{queue}/ack", json=body).status_code == 400
     problem(http.post("/v1/queues/nobody/ack", json={"receipts": ["x"]}), 404, "queue_not_found")
 

@@ -10,7 +10,7 @@ import pytest
 
 from trunkline import Client
 from trunkline.server.config import Config
-from trunkline.server.tails import Tails
+from trunkline.server.topic_tail import TopicTails
 
 BUDGET = Config(database_url="").max_response_bytes
 SIZE = 900_000
@@ -82,7 +82,7 @@ def test_claims_and_dead_letters(http: httpx.Client, queue: str) -> None:
 async def test_what_is_kept_of_a_topic_that_is_followed(db: str) -> None:
     async with Client(db) as mq:
         await mq.topics.create("t")
-        tails = Tails(mq, 50_000)
+        tails = TopicTails(mq, 50_000)
         seen: list[int] = []
         async with asyncio.timeout(60), aclosing(tails.follow("t", [1], 1.0)) as news:  # type: ignore[type-var]
             published = False

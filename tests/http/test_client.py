@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from uuid import uuid4
 
 import pytest
@@ -153,3 +155,85 @@ async def test_a_host_that_does_not_respond_is_an_error_within_seconds() -> None
             with pytest.raises(errors.DatabaseUnavailable, match="cannot connect to the server: no response"):
                 await mq.publish("t", 1)
         assert time.monotonic() - started < 10  # 2 s; without a limit of its own 60
+
+
+class Impostor(BaseHTTPRequestHandler):
+    """Responds with what it is told, and keeps no connection."""
+
+    answer: tuple[int, str, bytes] = (200, "application/json", b"")
+
+    def do_GET(self) -> None:
+        status, kind, body = self.answer
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        if status == 302:
+            self.send_header("location", "https://login.example/")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def impostor() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Impostor)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((200, "text/html", b"<html>"), "not one of this API"),
+        ((200, "application/json", b"{"), "not one of this API"),
+        ((200, "application/json", b"[]"), "not one of this API"),
+        ((200, "application/json", b'{"data": 5, "deliveries": 5}'), "not one of this API"),
+        ((200, "application/json", b'{"data": [5], "deliveries": [5]}'), "not one of this API"),
+        ((200, "application/json", b'{"data": ' + b"[" * 100_000), "not one of this API"),
+        ((200, "application/json", b""), "not one of this API"),
+        ((204, "application/json", b""), "not one of this API"),
+        ((302, "text/html", b""), "redirects to https://login.example/"),
+        ((502, "text/html", b"<html>"), "status 502 and no error description"),
+    ],
+)
+async def test_a_server_that_is_not_trunkline_is_named(
+    impostor: str, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, str, bytes], said: str
+) -> None:
+    monkeypatch.setattr(Impostor, "answer", answer)
+    async with HttpClient(impostor) as mq:
+        for call in (mq.claim("q"), mq.publish("t", 1), mq.publish_many("t", [1, 2]), mq.queues.list(), mq.topics.read("t")):
+            with pytest.raises(errors.DatabaseUnavailable, match=said):
+                await call
+        with pytest.raises(errors.DatabaseUnavailable, match=f"{said}|not a stream of events"):
+            async for _ in mq.topics.tail("t"):
+                pass
+
+
+async def test_streams_that_end_at_once_are_not_opened_in_a_loop(impostor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Impostor, "answer", (200, "text/event-stream", b": here\n\n"))
+    opened: list[float] = []
+
+    def count(self: Impostor) -> None:
+        opened.append(time.monotonic())
+        if len(opened) == 3:
+            type(self).answer = (404, "application/json", b'{"error": "topic_not_found", "detail": "no topic"}')
+        get(self)
+
+    get = Impostor.do_GET
+    monkeypatch.setattr(Impostor, "do_GET", count)
+    async with HttpClient(impostor) as mq:
+        with pytest.raises(errors.TopicNotFound):
+            async for _ in mq.topics.tail("t"):
+                pass
+    # the third closes; without pauses they would come within milliseconds
+    assert opened[2] - opened[0] > 1.5

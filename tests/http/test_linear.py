@@ -17,14 +17,14 @@ import pytest
 
 from tests.conftest import Connection
 from trunkline.push.receiver import Refused, Verifier
-from trunkline.server.access import Caller
+from trunkline.server.auth import Caller
+from trunkline.server.bodies import check_depth, check_json, decode
 from trunkline.server.claiming import cursor_of
-from trunkline.server.envelopes import message_of
-from trunkline.server.params import Param, read_query
-from trunkline.server.parsing import check_depth, check_json, decode
+from trunkline.server.line_stream import Splitter
+from trunkline.server.messages import message_of
 from trunkline.server.problems import Problem
+from trunkline.server.query import Param, read_query
 from trunkline.server.routes.events import last_seen
-from trunkline.server.streams import Splitter
 
 _LARGER = 8
 _MOST = 24

@@ -45,15 +45,15 @@ def states(http: httpx.Client, queue: str, **query: Any) -> dict[str, str]:
 
 def test_the_life_of_a_job(http: httpx.Client, name: str) -> None:
     id = job(http, name)
-    wait_until(lambda: states(http, name) == {id: "waiting"})
+    wait_until(lambda: states(http, name) == {id: "ready"})
     shown = http.get(f"/v1/jobs/{id}").json()
     assert (shown["state"], shown["kind"], shown["payload"], shown["encoding"]) == (
-        "waiting", "mail", {"to": "a@example.com"}, "json",
+        "ready", "mail", {"to": "a@example.com"}, "json",
     )  # fmt: skip
     assert http.post(f"/v1/jobs/{id}/cancel", json={"reason": "typo"}).json() == {"id": id, "result": "requested"}
     assert http.get(f"/v1/jobs/{id}").json()["cancel"] == "typo"
     assert http.delete(f"/v1/jobs/{id}/cancel").json()["result"] == "withdrawn"
-    assert http.delete(f"/v1/jobs/{id}/cancel").json()["result"] == "waiting"
+    assert http.delete(f"/v1/jobs/{id}/cancel").json()["result"] == "ready"
     [delivery] = http.post(f"/v1/queues/{name}/claims").json()["deliveries"]
     assert states(http, name, state="running") == {id: "running"}
     http.post(f"/v1/queues/{name}/bury", json={"receipts": [delivery["receipt"]], "error": "broken"})
@@ -83,11 +83,11 @@ def test_pages_of_jobs(http: httpx.Client, name: str) -> None:
 def test_workers_and_limits(http: httpx.Client, sql: psycopg.Connection[Any]) -> None:
     sql.execute("""select trunkline.register_worker('w', '{"version": "1"}', '{"mail": {"type": "object"}}')""")
     sql.execute("select trunkline.ensure_limit('db', 2)")
-    sql.execute("select trunkline.hold_slots('w', '{db}', '{3}', '1 minute')")
+    sql.execute("select trunkline.acquire_limit('w', '{db}', '{3}', '1 minute')")
     [worker] = http.get("/v1/workers").json()["data"]
     assert (worker["worker"], worker["info"]["version"], worker["schemas"]) == ("w", "1", {"mail": {"type": "object"}})
     [limit] = http.get("/v1/limits").json()["data"]
-    assert (limit["name"], limit["running"], limit["waiting"]) == ("db", 2, 1)
+    assert (limit["name"], limit["running"], limit["ready"]) == ("db", 2, 1)
     assert limit["holders"][0]["worker"] == "w"
 
 

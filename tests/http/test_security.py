@@ -19,9 +19,9 @@ from tests.http.servers import HttpServer, free_port, problem, serving
 from trunkline.db.calls import tokens
 from trunkline.db.calls.tokens import Token
 from trunkline.db.pool import connect
-from trunkline.server import access
-from trunkline.server.access import IN_BODY, Caller
+from trunkline.server import auth
 from trunkline.server.app import create_app
+from trunkline.server.auth import IN_BODY, Caller
 from trunkline.server.config import COMPAT_APIS, Config
 from trunkline.server.openapi import routes
 from trunkline.server.problems import Problem
@@ -32,6 +32,9 @@ Bearer = Callable[..., dict[str, str]]
 _BY_RECEIPT = [f"/v1/receipts/{verb}" for verb in ("ack", "nack", "bury", "release", "extend")]
 # routes that check a name in the body
 _NATIVE_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/queues/{queue:str}/dead-letters/{message:uuid}/redrive": {"payload": 1},
+    "/v1/runs": {"kind": "redrive", "selector": {"queue": "mine", "all": True}, "expected": 0},
+    "/v1/runs/preview": {"kind": "redrive", "selector": {"queue": "mine", "all": True}},
     "/v1/queues": {"name": "mine"},
     "/v1/topics": {"name": "mine"},
     "/v1/subscriptions": {"queue": "mine", "topic": "mine"},
@@ -140,8 +143,8 @@ def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) 
         def __eq__(self, other: object) -> bool:
             return bytes.__eq__(self, other) if compared else pytest.fail("compared without compare_digest")
 
-    monkeypatch.setattr(access.hmac, "compare_digest", compare)
-    keeper = access.Access(Config(database_url="", require_token=True), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(auth.hmac, "compare_digest", compare)  # type: ignore[attr-defined]
+    keeper = auth.Auth(Config(database_url="", require_token=True), None)  # type: ignore[arg-type]
     id, secret = "0" * 16, "a" * 64
     keeper._known = {
         id: Token(
@@ -157,7 +160,7 @@ def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) 
     ):
         compared.clear()
         scope = {"headers": [(b"authorization", f"Bearer {shown}".encode())]}
-        credential = access._shown(scope)
+        credential = auth._shown(scope)
         if known:
             assert keeper._check(credential).name == "t"
         else:
@@ -185,13 +188,15 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
         "job": str(UUID(int=0)),
         "token": "first",
         "alert": "1",
+        "run": "1",
+        "fingerprint": "f",
     }
     count = 0
     for api in APIS:
         prefix = "" if api is None else f"/compat/{api}"
         for path, method, handler in routes(app, api):
             doc = handler.opt["doc"]
-            assert doc.scope in ("public", "publish", "consume", "read", "admin")
+            assert doc.scope in ("public", "publish", "consume", "view", "read", "operate", "admin")
             if doc.scope == "public":
                 continue
             target = f"{prefix}{path}"
@@ -205,7 +210,10 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
             for headers in foreign:
                 answer = http.request(method, target, headers=headers, json=body, params=query)
                 # These name no queue: a receipt that does not exist is unknown.
+                # Neither does a run that does not exist; a list of runs has those of the token's queues.
                 nameless = {"/queue/archive": 404, **dict.fromkeys(_BY_RECEIPT, 200)}
+                nameless |= {"/v1/runs": 200} if method == "GET" else {}
+                nameless |= {path: 404} if path.startswith("/v1/runs/{run:int}") else {}
                 expected = nameless.get(path, 403) if doc.scope in headers_scope(headers, foreign) else 403
                 assert answer.status_code == expected, (method, target, answer.text)
             count += 1
@@ -223,7 +231,8 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
 
 def headers_scope(headers: dict[str, str], foreign: list[dict[str, str]]) -> tuple[str, ...]:
     """The scopes that the token of these headers has somewhere."""
-    return (("publish",), ("consume",), ("read",), ("consume", "publish", "read", "admin"), ())[foreign.index(headers)]
+    every = ("consume", "publish", "read", "operate", "admin")
+    return (("publish",), ("consume",), ("read",), every, ())[foreign.index(headers)]
 
 
 def test_scopes_by_pattern(admin: httpx.Client, http: httpx.Client, bearer: Bearer) -> None:

@@ -18,7 +18,7 @@ from tests.http.servers import HttpServer, problem, serving
 from trunkline import Client
 from trunkline.db.calls import tokens
 from trunkline.db.pool import connect
-from trunkline.server.access import Access
+from trunkline.server.auth import Auth
 from trunkline.server.config import Config
 from trunkline.server.routing import Doc
 
@@ -75,7 +75,7 @@ async def test_the_first_requests_of_a_worker_wait_for_the_tokens(db: str) -> No
     async with Client(db) as mq:
         async with mq.connection() as conn:
             text, _ = await tokens.create_token(conn, "t", ["read:*"])
-        access = Access(Config(database_url=db, require_token=True), mq)
+        access = Auth(Config(database_url=db, require_token=True), mq)
         scope = {"headers": [(b"authorization", f"Bearer {text}".encode())], "client": ("127.0.0.1", 1), "path_params": {}}
         await asyncio.gather(*(access.admit(dict(scope), Doc(tag="t", scope="read")) for _ in range(50)))
         access.close()

@@ -15,6 +15,9 @@ import pytest
 
 from tests.http.servers import HttpServer, problem
 
+CLAIMS = "/v1/queues/{queue}/claims"
+FETCH = "/v1/topics/{topic}/groups/{group}/fetch"
+
 
 def eventually(check: Any, seconds: float = 10) -> None:
     deadline = time.monotonic() + seconds
@@ -49,10 +52,10 @@ def leased(http: httpx.Client, queue: str) -> int:
     return n
 
 
-def test_a_claim_waits_for_a_message(http: httpx.Client, queue: str) -> None:
+def test_a_claim_waits_for_a_message(server: HttpServer, http: httpx.Client, queue: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(http.post, f"/v1/queues/{queue}/claims", json={"wait": 30})
-        time.sleep(0.3)
+        server.wait_in_flight(CLAIMS, 1)
         http.post(f"/v1/queues/{queue}/messages", json={"payload": 1})
         (delivery,) = waiting.result().json()["deliveries"]
         assert delivery["payload"] == 1
@@ -69,16 +72,21 @@ def test_the_wait_ends(http: httpx.Client, queue: str) -> None:
 def test_who_disconnects_while_waiting_holds_nothing(server: HttpServer, http: httpx.Client, queue: str, door: str) -> None:
     requests = {
         "claims": ("POST", f"/v1/queues/{queue}/claims", '{"wait": 30}'),
-        "messages": ("GET", f"/v1/queues/{queue}/messages?wait=30", ""),
+        "messages": ("GET", f"/compat/psqlqueue/v1/queues/{queue}/messages?wait=30", ""),
         "claim": ("GET", f"/compat/pg-messaging/queue/claim?queue={queue}&wait=30", ""),
     }
+    handlers = {
+        "claims": CLAIMS,
+        "messages": "/compat/psqlqueue/v1/queues/{queue}/messages",
+        "claim": "/compat/pg-messaging/queue/claim",
+    }
     gone = [vanish(server, *requests[door]) for _ in range(5)]
-    time.sleep(0.3)
+    server.wait_in_flight(handlers[door], 5)
     for conn in gone:
         conn.close()
-    time.sleep(0.3)
+    server.wait_in_flight(handlers[door], 0)
     http.post(f"/v1/queues/{queue}/messages", json=[{"payload": number} for number in range(3)])
-    time.sleep(0.3)
+    eventually(lambda: http.get(f"/v1/queues/{queue}/stats").json()["ready"] == 3)
     assert leased(http, queue) == 0
     assert len(http.post(f"/v1/queues/{queue}/claims", json={"limit": 10}).json()["deliveries"]) == 3
 
@@ -91,7 +99,7 @@ def test_many_waiters_get_one_message_each(server: HttpServer, http: httpx.Clien
 
     with ThreadPoolExecutor(20) as pool:
         waiting = [pool.submit(wait, number) for number in range(20)]
-        time.sleep(0.5)
+        server.wait_in_flight(CLAIMS, 20)
         http.post(f"/v1/queues/{queue}/messages", json=[{"payload": number} for number in range(20)])
         got = [each.result() for each in waiting]
     assert sorted(row["payload"] for deliveries in got for row in deliveries) == list(range(20))
@@ -110,7 +118,7 @@ def test_who_comes_back_while_others_wait_gets_its_turn(server: HttpServer, http
         first = pool.submit(wait, 20)
         assert [wait(0.2) for _ in range(3)] == [[], [], []]
         second = pool.submit(wait, 20)
-        time.sleep(0.2)
+        server.wait_in_flight(CLAIMS, 2)
         http.post(f"/v1/queues/{queue}/messages", json=[{"payload": number} for number in range(2)])
         assert sorted(row["payload"] for each in (first, second) for row in each.result()) == [0, 1]
     # No client is left: the next one queries itself, or joins one that is still waiting.
@@ -118,10 +126,10 @@ def test_who_comes_back_while_others_wait_gets_its_turn(server: HttpServer, http
     assert [row["payload"] for row in wait(10)] == [2]
 
 
-def test_a_queue_that_is_deleted_ends_the_wait(http: httpx.Client, queue: str) -> None:
+def test_a_queue_that_is_deleted_ends_the_wait(server: HttpServer, http: httpx.Client, queue: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(http.post, f"/v1/queues/{queue}/claims", json={"wait": 30})
-        time.sleep(0.3)
+        server.wait_in_flight(CLAIMS, 1)
         assert http.delete(f"/v1/queues/{queue}").status_code == 204
         problem(waiting.result(), 404, "queue_not_found")
 
@@ -129,9 +137,9 @@ def test_a_queue_that_is_deleted_ends_the_wait(http: httpx.Client, queue: str) -
 def test_fetch_waits_and_lets_go(server: HttpServer, http: httpx.Client, topic: str) -> None:
     path = f"/v1/topics/{topic}/groups/g/fetch"
     conn = vanish(server, "POST", path, '{"wait": 30, "member": "gone"}')
-    time.sleep(0.3)
+    server.wait_in_flight(FETCH, 1)
     conn.close()
-    time.sleep(0.2)
+    server.wait_in_flight(FETCH, 0)
     http.post(f"/v1/topics/{topic}/messages", json={"payload": 1})
     answer = http.post(path, json={"wait": 10, "member": "here"}).json()
     assert [message["payload"] for message in answer["messages"]] == [1]
@@ -141,15 +149,15 @@ def test_fetch_waits_and_lets_go(server: HttpServer, http: httpx.Client, topic: 
     assert done.json() == {"partition": 0, "next_offset": 2}
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(http.post, path, json={"wait": 20, "member": "here"})
-        time.sleep(0.3)
+        server.wait_in_flight(FETCH, 1)
         http.post(f"/v1/topics/{topic}/messages", json={"payload": 2})
         assert [message["payload"] for message in waiting.result().json()["messages"]] == [2]
 
 
-def test_read_waits(http: httpx.Client, topic: str) -> None:
+def test_read_waits(server: HttpServer, http: httpx.Client, topic: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(http.get, f"/v1/topics/{topic}/messages?wait=20")
-        time.sleep(0.3)
+        server.wait_in_flight("/v1/topics/{topic}/messages", 1)
         http.post(f"/v1/topics/{topic}/messages", json={"payload": 1})
         assert waiting.result().json()["next"] == 2
 

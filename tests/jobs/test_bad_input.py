@@ -180,7 +180,7 @@ async def test_two_schedules_of_one_name(db: str, app: App) -> None:
     with pytest.raises(ValueError, match="schedule 'nightly' is already defined"):
         app.schedule("nightly", "0 4 * * *", report.bind())
     async with App(db) as other:
-        again = other.job(name="report")(report.function)
+        again = other.job(name="report")(report.function)  # type: ignore[arg-type]
         other.schedule("nightly", "0 5 * * *", again.bind())
         await app.setup()
         await other.setup()

@@ -59,13 +59,13 @@ def test_run_list_show_retry_cancel(shop: Cli) -> None:
     shop("job", "show", "019a8d2e-7c1b-7000-8000-000000000000", code=3)
     shown = shop("job", "show", ran["id"]).json
     assert (shown["state"], shown["result"], shown["arguments"]) == ("done", 5, {"n": 5})
-    assert shop("job", "cancel", ran["id"]).json["answer"] == "done"
+    assert shop("job", "cancel", ran["id"]).json["result"] == "done"
     failed = shop("job", "run", module, "send", "--args", '{"n": -5}', code=1).json
     assert (failed["outcome"], failed["state"], failed["result"]) == ("retry", "delayed", None)
     assert failed["error"].startswith("ValueError: negative")
     [row] = shop("job", "list", "mail", "--state", "delayed").json
     assert (row["id"], row["kind"], row["attempt"]) == (failed["id"], "send", 1)
-    assert shop("job", "cancel", row["id"], "--reason", "enough").json["answer"] == "requested"
+    assert shop("job", "cancel", row["id"], "--reason", "enough").json["result"] == "requested"
     with SyncClient(shop.url) as mq:
         mq.enqueue("mail", {"n": 1}, label="send")
         [delivery] = mq.claim("mail")
@@ -87,7 +87,7 @@ def test_run_list_show_retry_cancel(shop: Cli) -> None:
         == 1
     )
     shop("worker", "run", module, "--drain")
-    assert [row["kind"] for row in shop("job", "list", "--state", "waiting").json] == ["nobody"]
+    assert [row["kind"] for row in shop("job", "list", "--state", "ready").json] == ["nobody"]
 
 
 def test_a_job_on_a_terminal(shop: Cli) -> None:
@@ -118,7 +118,7 @@ def test_list_and_show_agree_on_every_state(shop: Cli) -> None:
         done.ack()
         dead.bury("by hand")
         delayed.nack(delay="1h", error="later")
-        made |= {"waiting": mq.enqueue("mail", {}, label="send").id}
+        made |= {"ready": mq.enqueue("mail", {}, label="send").id}
         later = mq.enqueue("mail", {}, label="send", delay="1h").id
         odd = mq.enqueue("mail", b"\xff", label="send", delay="2h").id
         plain = mq.enqueue("mail", {"to": "ann"}).id
@@ -136,7 +136,7 @@ def test_list_and_show_agree_on_every_state(shop: Cli) -> None:
         if state != "done":
             assert (listed[id]["state"], listed[id]["attempt"]) == (state, shown["attempt"])
     assert set(listed) == {id for id, state in expected.items() if state != "done"}
-    for state in ("running", "waiting", "delayed", "blocked", "dead"):
+    for state in ("running", "ready", "delayed", "blocked", "dead"):
         assert {row["state"] for row in shop("job", "list", "--state", state).json} == {state}
     assert shop("job", "show", odd).json["arguments_base64"] == "/w=="
     assert "Arguments (not JSON)\n  \\xff" in shop("job", "show", odd, "-o", "table").stdout
@@ -155,7 +155,7 @@ def test_cancel_says_what_it_found(shop: Cli) -> None:
         done.ack()
         dead.bury("by hand")
         plain = mq.enqueue("mail", {}).id
-    answers = [shop("job", "cancel", id).json["answer"] for id in ids]
+    answers = [shop("job", "cancel", id).json["result"] for id in ids]
     assert answers == ["done", "dead", "requested", "requested"]
     assert shop("job", "show", ids[2]).json["cancel"] == "cancelled"
     shop("job", "cancel", plain, code=3)
@@ -166,6 +166,7 @@ def test_wrong_uses(shop: Cli) -> None:
     module = shop.module  # type: ignore[attr-defined]
     shop("job", "run", module, "nobody", code=3)
     shop("job", "run", module, "send", "--args", "{", code=2)
+    shop("job", "run", module, "send", "--args", "[" * 100_000, code=2)
     shop("job", "run", module, "send", "--args", '{"m": 1}', code=2)
     shop("job", "kinds", "no_such_module:app", code=2)
     shop("job", "kinds", "os:app", code=2)

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import Connect, call, claim, enqueue, refused, rows, sequence, value
+from tests.sql.calls import Connect, call, claim, enqueue, refused, rows, sequence, value
 from tests.support.postgres import VERSIONS
 
 
@@ -27,7 +27,7 @@ def queue(conn: Connection) -> str:
 
 def finish(conn: Connection, receipt: str, id: object, **named: object) -> list[str]:
     given = {"p_results": [b"5"], "p_tracked": [True], **named}
-    return list(call(conn, "finish_jobs", "ack", [receipt], [id], **given)[0][0])
+    return list(call(conn, "settle_jobs", "ack", [receipt], [id], **given)[0][0])
 
 
 def test_two_that_end_at_once_start_the_one_that_waits_exactly_once(conn: Connection, connect: Connect, queue: str) -> None:
@@ -145,7 +145,7 @@ def test_slots_are_shared_and_come_back(conn: Connection, clock: Clock) -> None:
     conn.execute("select trunkline.ensure_limit('l', 5)")
 
     def hold(worker: str, want: int) -> int:
-        return int(call(conn, "hold_slots", worker, ["l"], [want])[0][0][0])
+        return int(call(conn, "acquire_limit", worker, ["l"], [want])[0][0][0])
 
     assert (hold("a", 4), hold("b", 4), hold("a", 1), hold("b", 4)) == (4, 1, 1, 4)
     clock.advance(20)
@@ -158,10 +158,10 @@ def test_tokens_refill_with_time_and_no_further_than_the_burst(conn: Connection,
     conn.execute("select trunkline.ensure_limit('l', null, 10, 20)")
 
     def take(want: int) -> int:
-        return int(call(conn, "take_tokens", "l", want)[0].granted)
+        return int(call(conn, "acquire_tokens", "l", want)[0].granted)
 
     assert take(15) == 15 and take(15) == 5
-    assert 0 < call(conn, "take_tokens", "l", 1)[0].seconds <= 0.1
+    assert 0 < call(conn, "acquire_tokens", "l", 1)[0].seconds <= 0.1
     clock.advance(1)
     assert take(100) in (10, 11)
     clock.advance(3600)
@@ -223,8 +223,8 @@ def test_a_delivery_knows_whether_the_one_before_was_answered(conn: Connection, 
 @pytest.mark.parametrize(
     ("statement", "code"),
     [
-        ("select trunkline.finish_jobs('end', '{}', '{}')", "TL001"),
-        ("select trunkline.finish_jobs('ack', '{a}', '{}')", "TL001"),
+        ("select trunkline.settle_jobs('end', '{}', '{}')", "TL001"),
+        ("select trunkline.settle_jobs('ack', '{a}', '{}')", "TL001"),
         ("select trunkline.enqueue_after('q', '{}', '1', 'k')", "TL001"),
         ("select trunkline.enqueue_after('nowhere', array[gen_random_uuid()], '1', 'k')", "TL011"),
         ("select trunkline.enqueue_unique('q', '', '1', 'k')", "TL001"),
@@ -232,7 +232,7 @@ def test_a_delivery_knows_whether_the_one_before_was_answered(conn: Connection, 
         ("select trunkline.cancel_job(null)", "TL001"),
         ("select trunkline.ensure_limit('bad name', 1)", "TL002"),
         ("select trunkline.ensure_limit('l', null, 'NaN')", "TL001"),
-        ("select trunkline.hold_slots('w', '{l}', '{1}', '0')", "TL005"),
+        ("select trunkline.acquire_limit('w', '{l}', '{1}', '0')", "TL005"),
         ("select trunkline.snooze('{}', null)", "TL005"),
         ("select trunkline.list_jobs(null, 'asleep')", "TL001"),
         ("select trunkline.register_worker('', '{}')", "TL001"),
@@ -261,14 +261,14 @@ def test_a_job_without_an_offset_is_seen_and_can_be_cancelled(conn: Connection, 
         # in a transaction: nothing gives an offset to it before
         with conn.transaction():
             shown = call(conn, "get_job", fresh.id)[0]
-        assert (shown.state, shown.kind, shown.payload) == ("waiting", "fresh", b"{}")
+        assert (shown.state, shown.kind, shown.payload) == ("ready", "fresh", b"{}")
         claim(conn, queue, 1)
     assert [tuple(call(conn, "cancel_job", id)[0]) for id in (late.id, fresh.id)] == [("requested",), ("requested",)]
     with conn.transaction():
         conn.execute("set transaction read only")
         assert call(conn, "get_job", late.id)[0].cancel == "cancelled"
         assert [row.kind for row in call(conn, "list_jobs")] == ["fresh"]
-    assert sorted((row.kind, row.state) for row in call(conn, "list_jobs")) == [("fresh", "running"), ("late", "waiting")]
+    assert sorted((row.kind, row.state) for row in call(conn, "list_jobs")) == [("fresh", "running"), ("late", "ready")]
 
 
 def test_list_and_get_say_the_same(conn: Connection, queue: str, clock: Clock) -> None:
@@ -291,7 +291,7 @@ def test_list_and_get_say_the_same(conn: Connection, queue: str, clock: Clock) -
         "snoozed": ("delayed", 0),
         "nacked": ("delayed", 1),
         "lost": ("running", 1),
-        "paused": ("waiting", 0),
+        "paused": ("ready", 0),
         "held": ("delayed", 0),
     }
     for row in listed.values():

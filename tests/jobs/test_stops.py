@@ -28,7 +28,7 @@ async def test_a_stalled_handler_counts_as_failed(app: App) -> None:
         [letter] = await dead(app)
         assert await (await fine.enqueue()).result("20s") == 1
         await until(lambda: not worker.busy)
-        assert [(lane.done, lane.failed) for lane in worker._lanes] == [(1, 1)]
+        assert [(queue_worker.done, queue_worker.failed) for queue_worker in worker._queue_workers] == [(1, 1)]
     assert "blocked the event loop" in letter.error
 
 

@@ -27,9 +27,9 @@ from trunkline.jobs import (
     Snooze,
     SyncContext,
     Worker,
-    pace,
+    prefetch,
 )
-from trunkline.jobs.pace import Pace
+from trunkline.jobs.prefetch import Prefetch
 
 
 async def test_outcomes_are_values(app: App) -> None:
@@ -48,7 +48,7 @@ async def test_outcomes_are_values(app: App) -> None:
         return Done(what)
 
     async with Worker(app):
-        assert await (await work.enqueue("done")).result("10s") == "done"
+        assert await (await work.enqueue("done")).result("10s") == "done"  # type: ignore[comparison-overlap]
         await (await work.enqueue("retry")).result("10s")
         await (await work.enqueue("snooze")).result("10s")
         with pytest.raises(JobFailed, match="no such address"):
@@ -298,7 +298,7 @@ async def test_what_was_claimed_ahead_goes_back_without_an_attempt(
     app: App, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
     """J6 for a worker that stops. A worker that continues does not hold jobs for long without starting them."""
-    monkeypatch.setattr("trunkline.jobs.pace._FIRST", 20)  # as if the jobs before had been quick
+    monkeypatch.setattr("trunkline.jobs.prefetch._FIRST", 20)  # as if the jobs before had been quick
     go = asyncio.Event()
     attempts: list[int] = []
 
@@ -330,16 +330,16 @@ async def test_what_was_claimed_ahead_goes_back_without_an_attempt(
 async def test_claims_follow_the_pace_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     def soon(seconds: float) -> None:
         for name in ("_ONE_SECONDS", "_FEW_SECONDS", "_MANY_SECONDS"):
-            monkeypatch.setattr(pace, name, seconds)
+            monkeypatch.setattr(prefetch, name, seconds)
 
-    async def turn(found: Pace) -> None:
-        waits = asyncio.create_task(found.settle_in())
+    async def turn(limiter: Prefetch) -> None:
+        waits = asyncio.create_task(limiter.settle_in())
         await asyncio.sleep(0)
         for _ in range(1000):
-            found.ended(1.0)
+            limiter.ended(1.0)
         await waits
 
-    any_number, five = Pace(None), Pace(5)
+    any_number, five = Prefetch(None), Prefetch(5)
     assert any_number.want(0, 10) == 1 and any_number.want(10, 10) == 0
     soon(60)
     for _ in range(10):

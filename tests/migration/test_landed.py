@@ -283,7 +283,7 @@ def test_jobs_webhooks_and_staged_rows_continue(converted: Landed) -> None:
     [(receipt, id)] = conn.execute(
         "select receipt, id from trunkline.claim('jobs', 10) where id = %s", (jobs["left"][0],)
     ).fetchall()
-    assert rows(conn, "select trunkline.finish_jobs('ack', %s, %s, '{8}', '{t}')", [receipt], [id]) == [["done"]]
+    assert rows(conn, "select trunkline.settle_jobs('ack', %s, %s, '{8}', '{t}')", [receipt], [id]) == [["done"]]
     conn.execute("call trunkline.sequence()")
     assert rows(conn, "select id::text from trunkline.claim('jobs', 10)") == [jobs["waits"]]
     assert rows(conn, "select trunkline.receive('shop', 'delivery-1')") == [False]
@@ -297,12 +297,12 @@ def test_jobs_webhooks_and_staged_rows_continue(converted: Landed) -> None:
     assert rows(conn, "select trunkline.head('events')") == [head + 3]
 
 
-def test_upkeep_runs(converted: Landed) -> None:
+def test_upkeep_tasks(converted: Landed) -> None:
     conn = converted.conn
-    conn.execute("delete from trunkline.upkeep_failures")
+    conn.execute("update trunkline.upkeep_tasks set since = null, code = null, error = null")
     for hours in (0, 1, 30):
         converted.clock.advance(timedelta(hours=hours))
         conn.execute("call trunkline.upkeep()")
-    assert rows(conn, "select * from trunkline.upkeep_failures") == []
+    assert rows(conn, "select * from trunkline.upkeep_tasks where since is not null") == []
     # the topic that was deleted before
     assert rows(conn, "select * from trunkline.deletions") == []

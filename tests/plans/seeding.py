@@ -29,7 +29,9 @@ TICKS = """
     create temporary table old_ticks as select t as tick from trunkline.ticks t where t.n > 1;
     delete from trunkline.ticks where n > 1;
     insert into trunkline.ticks
-    select r.* from old_ticks o cross join lateral generate_series(0, (o.tick).n - 1) g
+           (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids, shared)
+    select r.slot, r.log, r.first_offset, r.n, r.ids, r.cut_at, r.snapshot, r.last_id, r.whole, r.own_xid, r.own_ids,
+           r.shared from old_ticks o cross join lateral generate_series(0, (o.tick).n - 1) g
     cross join lateral jsonb_populate_record(o.tick, jsonb_build_object('first_offset', (o.tick).first_offset + g, 'n', 1,
         'ids', int8multirange(int8range(lower((o.tick).ids) + g, lower((o.tick).ids) + g + 1)))) r
     where upper((o.tick).ids) - lower((o.tick).ids) = (o.tick).n

@@ -17,7 +17,7 @@ PAGES = {
     "list_delayed('q', p_after => 'l/1/1', p_limit => 20)": 400,
     "list_delayed('q', p_after => 'd/1/1', p_limit => 20)": 400,
     "list_delayed(p_topic => 't', p_limit => 20)": 400,
-    "list_jobs('q', 'waiting', 20)": 5000,
+    "list_jobs('q', 'ready', 20)": 5000,
     "list_jobs('q', 'delayed', 20)": 5000,
     "list_jobs('q', 'dead', 20)": 5000,
     "list_jobs('q', 'done', 20)": 5000,

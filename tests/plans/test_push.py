@@ -37,7 +37,7 @@ def dispatch(conn: Connection) -> None:
     for each in range(10):
         conn.execute("select trunkline.publish('t', '1', p_routing_key => %s)", (f"key.{each}",))
     conn.execute("call trunkline.sequence()")
-    conn.execute("select trunkline.take_permits(%s, 10)", (number,))
+    conn.execute("select trunkline.acquire_permits(%s, 10)", (number,))
     taken = conn.execute(
         "select queue_id, (delivery).receipt, (delivery).id from trunkline.claim_many(%s)"
         " where (delivery).receipt is not null",

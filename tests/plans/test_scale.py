@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.conftest import Connection
 from tests.plans import seeding
-from tests.sql.verbs import call, enqueue, run_upkeep, value
+from tests.sql.calls import call, enqueue, run_upkeep, value
 
 
 def rows_read(conn: Connection, work: Callable[[], object]) -> dict[str, int]:

@@ -55,6 +55,23 @@ STATEMENTS = {
         " for key share skip locked",
         {"p_cursor_id": ("int", 1), "p_first": ("bigint", 25_000)},
     ),
+    "lease of one message": Statement(
+        "ack",
+        "from trunkline.leases_0 l\n"
+        "            where l.cursor_id = r[2]::int and l.first = r[1]::bigint and l.n = 1 and l.token::text = r[5]"
+        " and l.deadline > trunkline.clock()\n            for update skip locked",
+        {"r[2]::int": ("int", 1), "r[1]::bigint": ("bigint", 25_000), "r[5]": ("text", "x")},
+    ),
+    "tick of the next position": Statement(
+        "claim",
+        "from trunkline.ticks t where t.log = v_logs[v_i] and t.first_offset <= v_next order by t.first_offset desc limit 1",
+        {"v_logs[v_i]": ("int", 64), "v_next": ("bigint", 25_000)},
+    ),
+    "messages of a run": Statement(
+        "claim",
+        "from trunkline.store_0 r where r.id between v_id and v_last_id order by r.id",
+        {"v_id": ("bigint", 25_000), "v_last_id": ("bigint", 25_001)},
+    ),
     "what is settled of a lease": Statement(
         "_settled_of",
         "select * from trunkline.settled_0 where cursor_id = l.cursor_id and pos >= l.first and pos < l.first + l.n",

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.conftest import Connection
 from tests.property.model import Group, Message, Place, Queue, State
-from tests.sql.verbs import READS, sequence
+from tests.sql.calls import READS, sequence
 
 LEASE = timedelta(seconds=30)
 BACKOFF = timedelta(seconds=10)

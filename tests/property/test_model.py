@@ -31,4 +31,4 @@ PROFILES = {"ci": EVERY_RUN, "long": settings(EVERY_RUN, max_examples=2000, stat
 def test_sql_agrees_with_model(connect: Callable[[], Connection]) -> None:
     """Dense offsets, acked stays acked, attempts count, positions as promised, nothing lost (G1, G4-G7, Q1-Q4, Q7)."""
     sessions = Sessions(connect(), [connect(), connect()])
-    run_state_machine_as_test(lambda: Kernel(sessions), settings=PROFILES[os.environ.get("HYPOTHESIS_PROFILE", "ci")])
+    run_state_machine_as_test(lambda: Kernel(sessions), settings=PROFILES[os.environ.get("HYPOTHESIS_PROFILE", "ci")])  # type: ignore[arg-type]

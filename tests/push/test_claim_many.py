@@ -90,7 +90,7 @@ def test_each_queue_gets_what_is_for_it_in_order(conn: Connection, most: int) ->
     queues = create(conn)
     wanted = publish(conn, 120)
     assert drain(conn, queues, most) == wanted
-    stats = dict(conn.execute("select queue, acked from trunkline.queue_stats()").fetchall())
+    stats = dict(conn.execute("select queue, acked from trunkline.queue_stats()").fetchall())  # type: ignore[var-annotated]
     assert stats == {title.replace(" ", "-"): len(ids) for title, ids in wanted.items()}
     # Messages that are not for a queue are skipped, so that they do not count as ready.
     assert claim(conn, list(queues), 10) == ([], set(queues))
@@ -146,7 +146,7 @@ def test_claims_at_the_same_time_share_nothing(connect: Callable[[], Connection]
     def work(_: int) -> list[tuple[int, UUID]]:
         own, found, rest = connect(), [], 200
         while rest:
-            taken, _ = claim(own, list(queues), 20)
+            taken, _ = claim(own, list(queues), 20)  # type: ignore[assignment]
             found += [(queue, id) for queue, _, id in taken]
             rest = rest - 1 if not taken else 200
         return found
@@ -178,7 +178,7 @@ def test_a_backlog_of_others_keeps_back_neither_what_came_back_nor_ordered_queue
     receipts = conn.execute("select receipt from trunkline.claim('all', 2)").fetchall()
     conn.execute("select trunkline.nack(%s, '0')", ([receipt for (receipt,) in receipts],))
     sequence(conn)
-    names = dict(conn.execute("select queue_id, name from trunkline.queues where name ~ '^(all|o[0-9])'").fetchall())
+    names = dict(conn.execute("select queue_id, name from trunkline.queues where name ~ '^(all|o[0-9])'").fetchall())  # type: ignore[var-annotated]
     seen: set[str] = set()
     for _ in range(60):
         taken, _ = claim(conn, list(names), 3)

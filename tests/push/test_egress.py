@@ -17,8 +17,9 @@ from aiohttp import web
 from tests.push.receivers import Receiver, Seen, receiving
 from trunkline.errors import SettingsError
 from trunkline.push.egress import Blocked, Guard
-from trunkline.push.outcomes import Answer
-from trunkline.push.requests import Sender, trial
+from trunkline.push.outcomes import Reply
+from trunkline.push.request import trial
+from trunkline.push.sender import Sender
 
 SECRET = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 
@@ -43,7 +44,7 @@ class Names(aiohttp.abc.AbstractResolver):
         pass
 
 
-async def post(sender: Sender, url: str) -> Answer:
+async def post(sender: Sender, url: str) -> Reply:
     return await sender.send(url, trial(uuid4()), secrets=[SECRET], headers={}, timeout=5, stamp=int(time.time()))
 
 

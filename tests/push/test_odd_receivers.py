@@ -18,13 +18,13 @@ from tests.push.receivers import Receiver, Seen, receiving
 from tests.push.test_dispatch import make, value
 from tests.support.waiting import until
 from trunkline.push.dispatcher import PLAN_SECONDS
-from trunkline.push.outcomes import Answer, judge, judge_batch, pause_asked_for
+from trunkline.push.outcomes import Reply, judge, judge_batch, pause_asked_for
 
 ID = UUID("019a8b3e-0000-7000-8000-000000000000")
 
 
-def answered(body: bytes, status: int = 200, **headers: str) -> Answer:
-    return Answer(status, {name.replace("_", "-"): text for name, text in headers.items()}, body, None, 0.1)
+def answered(body: bytes, status: int = 200, **headers: str) -> Reply:
+    return Reply(status, {name.replace("_", "-"): text for name, text in headers.items()}, body, None, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_raised_rate_holds_at_once(conn: Connection) -> None:
 
     def permits(want: int) -> tuple[int, float]:
         query = (
-            "select cardinality(p.delays), p.wait from trunkline.endpoints e, trunkline.take_permits(e.endpoint_id, %s) p"
+            "select cardinality(p.delays), p.wait from trunkline.endpoints e, trunkline.acquire_permits(e.endpoint_id, %s) p"
         )
         row = conn.execute(query, (want,)).fetchone()
         assert row is not None
@@ -180,10 +180,10 @@ async def test_a_plan_from_before_does_not_undo_what_an_answer_said(db: str, con
     with receiving(lambda seen: answer) as receiver:
         make(conn, receiver.url)
         async with dispatching(db) as dispatcher:
-            [lane] = await until(lambda: list(dispatcher._lanes.values()))
-            plan, asked_at = lane._planned, time.monotonic()
+            [sender] = await until(lambda: list(dispatcher._senders.values()))
+            plan, asked_at = sender._planned, time.monotonic()
             conn.execute("select trunkline.enqueue('q', '1')")
             await until(lambda: value(conn, "select held_until is not null or state = 'disabled' from trunkline.endpoints"))
-            lane.update(plan, asked_at)
-            assert not lane._may_send()
+            sender.update(plan, asked_at)
+            assert not sender._may_send()
         assert len(receiver.seen) == 1

@@ -133,7 +133,7 @@ def test_t17_awkward_queue_names_work_or_are_refused_cleanly(pgmb: str, conn: Co
         conn.execute("select pgmb.create(%s::varchar, 'k', 1, %s)", (name, worker[0]))
     assert conn.execute('select count(*) from pgmb."My-Queue_queue"').fetchone() == (0,)
     assert conn.execute("select count(*) from pgmb.order_queue").fetchone() == (0,)
-    for name in ("", "a b", 'a"b', "ä", "a" * 201, None):
+    for name in ("", "a b", 'a"b', "ä", "a" * 201, None):  # type: ignore[assignment]
         with pytest.raises(psycopg.Error) as refused:
             conn.execute("select pgmb.create(%s::varchar, 'k', 1, %s)", (name, worker[0]))
         assert refused.value.sqlstate == "TL002"

@@ -48,7 +48,7 @@ def test_permits_keep_the_rate_whenever_they_are_used(conn: Connection) -> None:
         late: list[float] = []
         for _ in range(40):
             before = value(conn, "select extract(epoch from clock_timestamp())::float8")
-            row = conn.execute("select delays, valid from trunkline.take_permits(%s, 7)", (id,)).fetchone()
+            row = conn.execute("select delays, valid from trunkline.acquire_permits(%s, 7)", (id,)).fetchone()
             after = value(conn, "select extract(epoch from clock_timestamp())::float8")
             assert row is not None
             if after - before <= row[1]:  # else they were void when they came

@@ -15,7 +15,7 @@ from tests.push.test_dispatch import make, value
 from tests.push.test_egress import Names, post
 from tests.support.waiting import until
 from trunkline.push.egress import Guard
-from trunkline.push.requests import Sender
+from trunkline.push.sender import Sender
 
 REMEDY = "--push-allow 127.0.0.0/8 or TRUNKLINE_PUSH_ALLOW=127.0.0.0/8"
 
@@ -54,7 +54,7 @@ async def test_what_a_dispatcher_may_not_send_waits_for_one_that_may(
     warnings = [each for each in caplog.records if each.levelno >= logging.WARNING and REMEDY in each.getMessage()]
     assert len(warnings) == 1
     # they are gone, and what is known of them too
-    assert value(conn, "select count(*) from trunkline.endpoint_bars") == 0
+    assert value(conn, "select count(*) from trunkline.egress_denials") == 0
     assert value(conn, "select trunkline._not_sent(queue_id) from trunkline.queues").startswith("no dispatcher is running")
 
 
@@ -110,7 +110,7 @@ def plan(conn: Connection, dispatcher: str) -> tuple[int, int, int]:
 
 
 def bar(conn: Connection, dispatcher: str, probing: bool = False) -> int:
-    query = "select trunkline.bar_dispatcher(%s, endpoint_id, 'why', %s) from trunkline.endpoints"
+    query = "select trunkline.deny_egress(%s, endpoint_id, 'why', %s) from trunkline.endpoints"
     return round(value(conn, query, dispatcher, probing))
 
 
@@ -136,7 +136,7 @@ def test_pauses_grow_and_shares_go_to_the_others(conn: Connection, clock: Any) -
     conn.execute("select trunkline.test_endpoint('e')")
     assert plan(conn, "a")[2] == 1  # no dispatcher is allowed to: then any of them reports it
     assert value(conn, "select reason from trunkline.list_endpoints()") == "egress denied on all dispatchers: why"
-    conn.execute("select trunkline.lift_bar('b', endpoint_id) from trunkline.endpoints")
+    conn.execute("select trunkline.allow_egress('b', endpoint_id) from trunkline.endpoints")
     assert value(conn, "select reason from trunkline.list_endpoints()") == "egress denied on 2 of 3 dispatchers: why"
     for again in ("resume_endpoint('e')", "alter_endpoint('e', 'http://10.0.0.2/')"):
         bar(conn, "a")
@@ -150,7 +150,7 @@ def test_a_probe_that_could_not_be_sent_is_free_for_others(conn: Connection, clo
     plan(conn, "a")
     conn.execute("select trunkline.open_breaker(endpoint_id, 0) from trunkline.endpoints")
     clock.advance(5)
-    probe = "select trunkline.take_probe(endpoint_id) from trunkline.endpoints"
+    probe = "select trunkline.acquire_probe(endpoint_id) from trunkline.endpoints"
     assert [value(conn, probe), value(conn, probe)] == [True, False]
     bar(conn, "a", probing=True)
     assert value(conn, probe) is True

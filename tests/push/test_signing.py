@@ -122,6 +122,14 @@ def test_forgeries_are_refused(change: dict[str, Any]) -> None:
         Verifier(KEY).verify(headers, b"body", now=AT)
 
 
+def test_headers_that_cannot_be_read_are_no_other_error() -> None:
+    """A receiver turns `Refused` into 400; any other exception would be a 500, and the sender would retry."""
+    with pytest.raises(Refused, match="webhook-id is not text"):
+        Verifier(KEY).verify(GOOD | {"webhook-id": "msg_\udcff"}, b"body", now=AT)
+    for unsigned in ('{"a": ' + "[" * 100_000, "[]", '{"a": "\udcff"}', "{"):
+        assert Verifier(KEY).verify(GOOD | {"trunkline-headers": unsigned}, b"body", now=AT).headers == {}
+
+
 @pytest.mark.parametrize(("apart", "fine"), [(-301, False), (-300, True), (300, True), (301, False)])
 def test_old_and_future_deliveries_are_refused(apart: int, fine: bool) -> None:
     if fine:

@@ -100,7 +100,7 @@ async def test_http(db: str, receiver: Receiver) -> None:
             numbers = (await http.get(f"{server.url}/metrics")).text
             for outcome in ("acked", "tested"):
                 assert f'trunkline_endpoint_recent_deliveries{{endpoint="e",outcome="{outcome}"}} 1.0' in numbers
-            for name in ("enabled{", "breaker{", "held_messages{", "oldest_ready_age_seconds{", "request_seconds{"):
+            for name in ("enabled{", "breaker{", "leased_messages{", "oldest_ready_age_seconds{", "request_seconds{"):
                 assert f'trunkline_endpoint_{name}endpoint="e"' in numbers
             answer = await http.post("/queues/q/replay", json={"start": "2020-01-01T00:00:00Z"})
             assert answer.json() == {"replayed": 1}

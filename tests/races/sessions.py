@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.conftest import Connection
-from tests.sql.verbs import READS, sequence
+from tests.sql.calls import READS, sequence
 from tests.support.waiting import wait_until
 
 PATIENCE = 20.0

@@ -75,7 +75,7 @@ def test_ids_after_kill_9_never_collide_with_committed_ones(own_server: WheelSer
             promised += [message for publisher in publishers for message in publisher.result(PATIENCE)]
     with psycopg.connect(url, autocommit=True) as conn:
         conn.execute("call trunkline.sequence()")
-        found = dict(conn.execute("select log_offset, id from trunkline.read('t', 0, 1, 100000)").fetchall())
+        found = dict(conn.execute("select log_offset, id from trunkline.read('t', 0, 1, 100000)").fetchall())  # type: ignore[var-annotated]
     assert sorted(found) == list(range(1, len(found) + 1))
     assert max(Counter(found.values()).values()) == 1
     assert set(promised) <= set(found.values())

@@ -124,7 +124,7 @@ def test_upgrade_during_traffic_breaks_no_call(empty_db: str, bare: MakeSession)
     one, two, watcher = bare(), bare(), bare()
     watcher.run("select trunkline.create_queue('q')")
     with ThreadPoolExecutor(2) as threads:
-        upgrades = threads.submit(lambda: [_reapply(empty_db, two) for _ in range(3)])
+        upgrades = threads.submit(lambda: [_reapply(empty_db, two) for _ in range(3)])  # type: ignore[func-returns-value]
         sent = 0
         while not upgrades.done():
             one.run("select trunkline.enqueue('q', '1')")

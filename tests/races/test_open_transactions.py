@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.conftest import Connection
-from tests.sql.verbs import call, claim, commit, enqueue, fetch, publish, rows, settle, value
+from tests.sql.calls import call, claim, commit, enqueue, fetch, publish, rows, settle, value
 
 Connect = Callable[[], Connection]
 MANY = "'00000000-0000-7000-8000-000000000000'"
@@ -30,7 +30,7 @@ CALLS = {
     "assign_writer": "assign_writer('w', current_user::text)",
     "attention": "attention()",
     "audit_queue": "audit_queue('q')",
-    "bar_dispatcher": "bar_dispatcher('d', {endpoint}, 'no')",
+    "deny_egress": "deny_egress('d', {endpoint}, 'no')",
     "begin_once": "begin_once('s', 'k')",
     "bind_queue": "bind_queue('other', 'e')",
     "bury": "bury(array['{receipt}'])",
@@ -51,7 +51,10 @@ CALLS = {
     "create_queue": "create_queue('new')",
     "create_schedule": "create_schedule('new', '* * * * *', 't')",
     "create_topic": "create_topic('new')",
+    "abort_run": "abort_run({run})",
+    "dead_groups": "dead_groups()",
     "dead_letter_errors": "dead_letter_errors()",
+    "dead_spread": "dead_spread('dead', 'f')",
     "delete_endpoint": "delete_endpoint('victim', true)",
     "delete_group": "delete_group('t', 'victim')",
     "delete_queue": "delete_queue('victim', true)",
@@ -82,28 +85,29 @@ CALLS = {
     "explain_offset": "explain_offset('t', {partition}, 1)",
     "extend": "extend(array['{receipt}'])",
     "fetch": "fetch('t', 'g', 'm2')",
-    "finish_jobs": "finish_jobs('ack', array['{receipt}'], array['{id}'::uuid])",
+    "settle_jobs": "settle_jobs('ack', array['{receipt}'], array['{id}'::uuid])",
     "forget_pipeline": "forget_pipeline('p')",
     "forget_worker": "forget_worker('w')",
     "get_dead_letter": "get_dead_letter('dead', '{dead}')",
     "get_job": "get_job('{id}')",
     "get_messages": "get_messages(1, 2, 'single')",
     "get_queue": "get_queue('q')",
+    "get_run": "get_run({run})",
     "get_topic": "get_topic('t')",
     "group_rollups": "group_rollups('t', 'g')",
     "group_stats": "group_stats()",
     "head": "head('t')",
     "heartbeat": "heartbeat('t', 'g', 'm')",
-    "hold_endpoint": "hold_endpoint({endpoint}, '10 seconds')",
-    "hold_slots": "hold_slots('w', '{{l}}', '{{1}}')",
+    "defer_endpoint": "defer_endpoint({endpoint}, '10 seconds')",
+    "acquire_limit": "acquire_limit('w', '{{l}}', '{{1}}')",
     "init_consumer_group": "init_consumer_group('new', 'single')",
     "job_results": "job_results(array['{id}'::uuid])",
     "keep_plan": "keep_plan('p', '{{}}')",
     "leave": "leave('t', 'g', 'm')",
     "leave_dispatch": "leave_dispatch('d')",
-    "lift_bar": "lift_bar('d', {endpoint})",
+    "allow_egress": "allow_egress('d', {endpoint})",
     "list_alerts": "list_alerts()",
-    "list_archive": "list_archive()",
+    "list_completed": "list_completed()",
     "list_archive_files": "list_archive_files()",
     "list_attempts": "list_attempts()",
     "list_cancels": "list_cancels()",
@@ -122,6 +126,7 @@ CALLS = {
     "list_pipelines": "list_pipelines()",
     "list_progress": "list_progress('p')",
     "list_queues": "list_queues()",
+    "list_runs": "list_runs()",
     "list_schedules": "list_schedules()",
     "list_segments": "list_segments()",
     "list_sessions": "list_sessions()",
@@ -134,7 +139,7 @@ CALLS = {
     "log_rows": "log_rows({topic}, 0, '{{1}}', '{{2}}')",
     "log_runs": "log_runs('t', {topic}, {partition}, 1, 2)",
     "lost_before": "lost_before(array['{receipt}'])",
-    "lowest_offset": "lowest_offset({topic}, 0)",
+    "earliest_offset": "earliest_offset({topic}, 0)",
     "move_archive": "move_archive('archived', '/tmp/other')",
     "nack": "nack(array['{receipt}'], '0')",
     "needed_network": "needed_network('https://10.0.0.1/')",
@@ -149,9 +154,11 @@ CALLS = {
     "pattern_regex": "pattern_regex('a.#')",
     "pause_endpoint": "pause_endpoint('e')",
     "pause_queue": "pause_queue('q')",
+    "pause_run": "pause_run({run})",
     "pause_schedule": "pause_schedule('s')",
     "peek_queue": "peek_queue('q')",
     "plan_archive": "plan_archive('t', p_open => true)",
+    "preview_run": 'preview_run(\'replay\', \'{{"queue": "q", "from": "2020-01-01"}}\')',
     "poll": "poll('{{q}}', '{{t}}', '{{g}}', '{{m}}', '{{t}}')",
     "publish": "publish('t', '1', p_key => 'k')",
     "publish_bytes": "publish_bytes('t', '1', p_idempotency_key => 'k')",
@@ -188,9 +195,12 @@ CALLS = {
     "start_waiting": "start_waiting()",
     "store_result": "store_result('{id}', '1')",
     "subscribe": "subscribe('q', 'single', p_start => 'latest')",
-    "take_permits": "take_permits({endpoint}, 1)",
-    "take_probe": "take_probe({endpoint})",
-    "take_tokens": "take_tokens('l', 1)",
+    "acquire_permits": "acquire_permits({endpoint}, 1)",
+    "acquire_probe": "acquire_probe({endpoint})",
+    "acquire_tokens": "acquire_tokens('l', 1)",
+    "redrive_edited": "redrive_edited('dead', '{dead}', '2')",
+    "start_run": 'start_run(\'redrive\', \'{{"queue": "dead", "all": true}}\', 1)',
+    "resume_run": "resume_run({run})",
     "test_endpoint": "test_endpoint('e')",
     "return_test": "return_test(1, gen_random_uuid())",
     "test_routing": "test_routing('t', 'a')",
@@ -202,6 +212,7 @@ CALLS = {
     "unbind_queue": "unbind_queue('bound')",
     "uncancel_job": "uncancel_job('{id}')",
     "unsubscribe": "unsubscribe('q', 'single2')",
+    "undo_run": "undo_run({seek})",
     "upkeep_stats": "upkeep_stats()",
 }
 # Not called by users in their transactions, with the reason.
@@ -214,7 +225,7 @@ APART = {
     "run_pass": "what sequence() calls; in a transaction that stays open it keeps others from passing, as its comment says",
     "run_upkeep": "maintenance by hand: tasks lock what they work on",
     "grant_roles": "run by migrations",
-    "cleanup_queue": "empties segments itself, in the caller's transaction: known exception until it is left to upkeep",
+    "trim_queue": "empties segments itself, in the caller's transaction: known exception until it is left to upkeep",
 }
 
 
@@ -235,6 +246,8 @@ VARIANTS = (
     "purge_queue('returned')",
     "seek('t', 'victim', '2020-01-01')",
     "redrive('dead')",
+    'start_run(\'replay\', \'{{"queue": "returned", "from": "2020-01-01"}}\', 0)',
+    "start_run('purge_queue', '{{\"queue\": \"returned\"}}', 0)",
 )
 # Tables whose partitions are emptied in turn.
 ROTATED = (
@@ -291,6 +304,7 @@ class World:
         batch = fetch(conn, "t", p_limit=1)
         position, _, lease = delivery.receipt.partition(".")
         alert = value(conn, "insert into trunkline.alerts (at, kind, detail) values (now(), 'k', '{}') returning alert_id")
+        call(conn, "seek", "t", "victim", "earliest")
         self.facts = {
             "alert": alert,
             "receipt": delivery.receipt,
@@ -305,6 +319,12 @@ class World:
             "endpoint": value(conn, "select endpoint_id from trunkline.endpoints where name = 'e'"),
             "topic": value(conn, "select topic_id from trunkline.topics where name = 't' and kind = 'topic'"),
             "many": MANY,
+            "seek": value(conn, "select max(run_id) from trunkline.runs where kind = 'seek'"),
+            "run": value(
+                conn,
+                """select trunkline.start_run('purge_dead_letters',
+                                              '{"queue": "dead", "all": true}', 1, '{"grace": 86400}')""",
+            ),
         }
 
     def sequence(self) -> None:

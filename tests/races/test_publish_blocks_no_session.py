@@ -64,7 +64,7 @@ def test_state_tables_rotate(main: Session, open_publisher: Session) -> None:
     assert len(main.column("select receipt from trunkline.claim('q', 5)")) == 5
     main.run("update trunkline.settings set value = '0' where name = 'rotate_bytes'")
     for _ in range(4):
-        assert main.one("select trunkline._swap_slots()") == 1
+        assert main.one("select trunkline._swap_partitions()") == 1
         assert main.one("select trunkline._rotate()") > 0
     open_publisher.run("commit")
     main.run("call trunkline.sequence()")

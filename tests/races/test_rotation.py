@@ -25,7 +25,7 @@ def rotate_bytes(session: Session) -> None:
 def rotate(session: Session) -> None:
     """A rotation gives up when a table is in use: try until it was done."""
     rotate_bytes(session)
-    wait_for(session, "select trunkline._swap_slots() = 1")
+    wait_for(session, "select trunkline._swap_partitions() = 1")
     wait_for(session, "select trunkline._rotate() > 0")
 
 
@@ -252,7 +252,7 @@ def test_a_dump_sees_all_rows_of_its_snapshot(main: Session, session: MakeSessio
     dump.run("begin isolation level repeatable read")
     dump.run("select 1")
     for _ in range(6):
-        main.run("select trunkline._swap_slots(), trunkline._rotate(), trunkline._upkeep_delayed()")
+        main.run("select trunkline._swap_partitions(), trunkline._rotate(), trunkline._upkeep_delayed()")
     [saved] = dump.run(counts)
     assert all(saved), dict(zip(tables, saved, strict=True))
     dump.run("commit")

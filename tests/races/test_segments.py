@@ -82,11 +82,14 @@ def test_emptied_segments_are_dropped_while_publishers_overlap(main: Session, se
     publisher.run("select trunkline.publish('t', '\"open\"')")
     main.run("set lock_timeout = '2s'")
     main.run("select trunkline.run_upkeep('retention')")
-    assert {name for name in tables(main)[0] if int(name.split("_")[-1]) < 32} == set()
-    assert tables(main)[1] == blocks, "the publisher has the table of the topic"
+    old = {name for name in tables(main)[0] if int(name.split("_")[-1]) < 32}
+    assert old == {"trunkline.topic_1_0_0"}, "the publisher has the table of the topic"
+    assert main.one("select pg_relation_size('trunkline.topic_1_0_0')") == 0
+    assert tables(main)[1] == blocks
     publisher.run("commit")
     main.run("select trunkline.run_upkeep('retention')")
     assert tables(main)[1] == {"trunkline.topic_1_0_block_1"}
+    assert min(int(name.split("_")[-1]) for name in tables(main)[0]) >= 32
     publish(main, 3)
     assert len(main.run("select trunkline.read('t', 0, %s, 10)", BLOCK + 41)) == 4
 
@@ -106,6 +109,29 @@ def test_a_block_that_gets_a_segment_is_not_dropped(main: Session, session: Make
         maker.run("select trunkline._make_segment(1, 0, 96, 16)")
         main.run("select trunkline._drop_empty_segments()")
     assert {"trunkline.topic_1_0_64", "trunkline.topic_1_0_96"} <= tables(main)[0]
+
+
+def test_an_idle_topic_has_one_segment_and_no_block(main: Session) -> None:
+    main.run("select trunkline.create_topic('t', 2, p_segment_rows => 16)")
+    main.run("select trunkline.publish('t', '1', p_key => 'a')")
+    main.run("select trunkline.run_upkeep('segments')")
+    assert tables(main) == ({"trunkline.topic_1_0_0", "trunkline.topic_1_1_0"}, set())
+    for _ in range(8):
+        main.run("select trunkline.publish('t', '1', p_key => 'a')")
+    main.run("select trunkline.run_upkeep('segments')")
+    assert [len(names) for names in tables(main)] == [3, 1]
+
+
+def test_the_first_segment_is_in_the_block_of_an_earlier_release(main: Session) -> None:
+    main.run("select trunkline.create_topic('t', p_segment_rows => 16)")
+    main.run("drop table trunkline.topic_1_0_0")
+    main.run(
+        "create table trunkline.topic_1_0_block_0 partition of trunkline.topic_1 for values from (0, 0) to (0, 512)"
+        " partition by range (partition, id)"
+    )
+    main.run("delete from trunkline.segments where log = 64")
+    main.run("select trunkline._make_segment(1, 0, s, 16) from generate_series(0, 2) s")
+    assert main.one("select count(*) from pg_inherits where inhparent = 'trunkline.topic_1_0_block_0'::regclass") == 3
 
 
 def test_segments_of_an_earlier_release_have_no_block(main: Session, clock: Clock) -> None:

@@ -83,15 +83,15 @@ def test_what_a_queue_is_done_with_can_be_removed_at_once(main: Session) -> None
     waiting = stage(main, "queue:q", 20, 250)
     main.run("select trunkline.ack(array(select receipt from trunkline.claim('q', 241)))")
     leased = main.column("select receipt from trunkline.claim('q', 10)")
-    assert main.one("select trunkline.cleanup_queue('q')") == 3
+    assert main.one("select trunkline.trim_queue('q')") == 3
     assert main.one("select base_offset from trunkline.logs where log > 1") == 202
     assert set(main.column("select result from trunkline.ack(%s)", leased)) == {"done"}
     assert commit(main, 1, waiting, 20) == 20
-    assert main.one("select trunkline.cleanup_queue('q')") == 0, "a segment holds what was not delivered"
+    assert main.one("select trunkline.trim_queue('q')") == 0, "a segment holds what was not delivered"
     rest = main.run("select receipt, payload from trunkline.claim('q', 1000)")
     assert [int(payload) for _, payload in rest] == list(range(250, 270))
     main.run("select trunkline.ack(%s)", [receipt for receipt, _ in rest])
-    assert main.one("select trunkline.cleanup_queue('q')") > 0
+    assert main.one("select trunkline.trim_queue('q')") > 0
     sizes = "select pg_relation_size(relid) from pg_partition_tree('trunkline.topic_1') where isleaf"
     assert set(main.column(sizes)) == {0}
 

@@ -55,7 +55,7 @@ def test_an_overview_survives_a_deletion(main: Session, session: MakeSession, ov
 def test_segments_are_not_waited_for(main: Session, session: MakeSession) -> None:
     """Deleting a topic locks it, then its tables: an upkeep task that holds the tables must not wait for the topic."""
     topic_id = main.one("select topic_id from trunkline.create_topic('small', p_segment_rows => 64)")
-    for _ in range(70):
+    for _ in range(100):
         main.run("select trunkline.publish('small', '1')")
     changer = session()
     main.run("set lock_timeout = '2s'")

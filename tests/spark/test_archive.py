@@ -63,7 +63,7 @@ def test_archive_then_drop_then_read_all(spark: SparkSession, db: str, conn: Con
 
     conn.execute("select trunkline.run_upkeep('retention')")
     stats = calls.archive_stats(conn, "t")
-    assert all(1 < row.lowest_live <= row.archived_upto + 1 for row in stats)
+    assert all(1 < row.earliest_live <= row.archived_upto + 1 for row in stats)
     assert sums(spark, db) == before
     assert streamed(spark, db, str(tmp_path / "checkpoint")) == before[:3]
     conn.execute("select trunkline.create_group('t', 'g', 'archive')")

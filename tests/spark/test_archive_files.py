@@ -75,7 +75,7 @@ def archive_all(db: str, conn: Connection, topic: str, topic_id: int, location: 
 
 
 def lowest(conn: Connection, topic: str) -> int:
-    row = conn.execute("select min(lowest_offset) from trunkline.topic_stats(%s)", (topic,)).fetchone()
+    row = conn.execute("select min(earliest_offset) from trunkline.topic_stats(%s)", (topic,)).fetchone()
     assert row is not None
     return int(row[0])
 
@@ -291,7 +291,7 @@ def test_no_message_is_ever_in_neither_place(db: str, connect: Callable[[], Conn
     threads = [repeatedly(step) for step in (archive, archive, drop, publish)]
     for thread in threads:
         thread.start()
-    while not stop.is_set() and (stats := calls.archive_stats(conn, "t")[0]).lowest_live < 600:
+    while not stop.is_set() and (stats := calls.archive_stats(conn, "t")[0]).earliest_live < 600:
         tiers = calls.archive_tiers(conn, "t", 0, 1, max(stats.head, 1))
         assert not [tier for tier in tiers if tier.tier == "gone"]
     stop.set()
@@ -339,14 +339,14 @@ def test_a_read_ends_where_the_topic_was_created_again(
     with pytest.raises(OffsetOutOfRange, match="created again"):
         next(rows)
     # also if that happens between the question where the messages are and the read
-    rows, page = tiered_messages.read(db, "t"), tiered_messages.calls.read
+    rows, page = tiered_messages.read(db, "t"), tiered_messages.calls.read  # type: ignore[attr-defined]
     assert len(first) == 100
 
     def read_another(*args: Any, **options: Any) -> Any:
         create_again(db, conn, 400)
         return page(*args, **options)
 
-    monkeypatch.setattr(tiered_messages.calls, "read", read_another)
+    monkeypatch.setattr(tiered_messages.calls, "read", read_another)  # type: ignore[attr-defined]
     with pytest.raises(OffsetOutOfRange, match="created again"):
         next(rows)
 

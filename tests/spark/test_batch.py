@@ -79,7 +79,7 @@ def test_which_messages(spark: SparkSession, db: str, conn: Connection) -> None:
     assigned = load(spark, db, None, schema=small, assign='{"t1": [1], "t2": [0]}').groupBy("topic", "partition").count()
     assert sorted((row.topic, row.partition) for row in assigned.collect()) == [("t1", 1), ("t2", 0)]
     piece = load(spark, db, "t2", schema=small, startingOffsets='{"t2": {"0": 10}}', endingOffsets='{"t2": {"0": 13}}')
-    assert offsets(piece.collect()) == [10, 11, 12]
+    assert offsets(piece.collect()) == [10, 11, 12]  # type: ignore[arg-type]
     late = load(spark, db, "t2", schema=small, startingTimestamp=str(int(middle)))
     assert sorted(int(row.value) for row in late.collect())[-40:] == list(range(60, 100))
     early = load(spark, db, "t2", schema=small, endingTimestamp=str(int(middle)))

@@ -22,7 +22,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture
 def at_exit(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     registered: list[object] = []
-    monkeypatch.setattr(class_cache.atexit, "register", registered.append)
+    monkeypatch.setattr(class_cache.atexit, "register", registered.append)  # type: ignore[attr-defined]
     return registered
 
 

@@ -186,7 +186,7 @@ def test_a_worker_dies_in_the_middle(cluster: Cluster, db: str, conn: Connection
         assert driver.stdout is not None and driver.stdin is not None
         assert int(driver.stdout.readline().removeprefix("archived ") or 0) > 4, said.read_text()
         drop(conn)
-        assert all(row.lowest_live > 1000 for row in calls.archive_stats(conn, "t"))
+        assert all(row.earliest_live > 1000 for row in calls.archive_stats(conn, "t"))
         print(file=driver.stdin, flush=True)
         assert driver.stdout.readline() == f"read {whole}", said.read_text()
         assert driver.stdout.readline() == "running\n"

@@ -13,7 +13,7 @@ from trunkline.spark.source.id_runs import IdRuns, as_runs, ascending
 
 def made(ids: list[int], first: int = 1) -> IdRuns:
     """Runs of the ids that offsets first, first + 1, ... have."""
-    offset, id_, n = [], [], []
+    offset, id_, n = [], [], []  # type: ignore[var-annotated]
     for number, row in enumerate(ids):
         if id_ and id_[-1] + n[-1] == row:
             n[-1] += 1

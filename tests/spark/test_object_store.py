@@ -66,7 +66,7 @@ def test_archive_drop_read_and_replay(cli: Cli, conn: Connection, store: str, se
     assert done.json["rows"] == 2000
     for duty in ("segments", "segments", "retention"):
         conn.execute("select trunkline.run_upkeep(%s)", (duty,))
-    lowest = conn.execute("select max(lowest_live) from trunkline.archive_stats('orders')").fetchone()
+    lowest = conn.execute("select max(earliest_live) from trunkline.archive_stats('orders')").fetchone()
     assert lowest is not None and lowest[0] > 1
     read = cli.process("topic", "read", "orders", "--limit", "3000", "-o", "json", env=environment).json
     assert sorted(each["body"]["n"] for each in read) == list(range(2000))

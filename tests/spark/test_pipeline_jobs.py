@@ -70,6 +70,8 @@ async def test_what_is_wrong_is_refused_once(db: str, conn: Connection, tmp_path
         ("compact", {"topic": "t", "table": "link/x"}, "link/x is outside"),
         ("archive", {"topic": "t", "location": "s3://bucket/x"}, "s3://bucket/x is outside"),
         ("report", {"folder": "/etc"}, "/etc is outside"),
+        ("report", {"folder": ["/etc"]}, "folder must be a text"),
+        ("run", {"topic": "t", "file": {"x": 1}, "checkpoint": "c"}, "file must be a text"),
         ("dedupe", {"topic": "t", "to_topic": "t", "checkpoint": "/x"}, "/x is outside"),
         ("replay", {"topic": "t", "id": "x", "start": "sometime"}, "is not a log position"),
         ("dedupe", {"topic": "t", "to_topic": "t", "checkpoint": "c", "mode": "stream"}, "cannot run in stream mode"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,7 @@ def test_replay_is_exact_resumable_and_says_where_messages_were(
             source.body,
             source.key,
             source.label,
-            source.headers["h"],
+            source.headers["h"],  # type: ignore[index]
         )
         assert headers["replay-topic"] == "orders"
         assert headers["replay-time"] == source.created_at.astimezone(UTC).isoformat(timespec="microseconds").replace(
@@ -165,6 +166,32 @@ def test_validate_sends_rejects_with_the_reason_once(spark: SparkSession, orders
     assert inferred.rejected == 1
     with pytest.raises(InvalidArgument, match="not valid"):
         validating.check_schema({"type": "nonsense"})
+
+
+@pytest.mark.parametrize("ref", ["{url}/schema", "file:///etc/hostname", "other.json", "#/$defs/none"])
+def test_a_schema_is_not_downloaded(ref: str) -> None:
+    """A message in the queue of pipelines can contain a schema, and the worker may reach what its sender cannot."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(0)
+        schema = {"$ref": ref.format(url="http://{}:{}".format(*listener.getsockname()))}
+        validating.check_schema(schema)
+        with pytest.raises(InvalidArgument, match="which is not part of it"):
+            validating._reason(validating._validator(schema), b"{}")
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_references_within_a_schema() -> None:
+    schema = {"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}
+    validator = validating._validator(schema)
+    assert validating._reason(validator, b"[[], [[]]]") is None
+    assert validating._reason(validator, b"[1]") == '*: type "array"'
+    deep = b"[" * 900 + b"]" * 900
+    assert validating._reason(validator, deep) in (None, "nested too deeply for the JSON Schema")
+    standard = validating._validator({"$ref": "https://json-schema.org/draft/2020-12/schema"})
+    assert validating._reason(standard, b'{"type": 5}') is not None
 
 
 def test_inferred_schemas_merge() -> None:

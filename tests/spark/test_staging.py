@@ -15,7 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.conftest import Clock, Connection
-from trunkline.errors import InvalidArgument, PayloadTooLarge, PermissionDenied, StageLost, TopicNotFound
+from trunkline.errors import InvalidArgument, PayloadTooLarge, PermissionDenied, StagedRowsLost, TopicNotFound
 from trunkline.spark.database import close_all
 from trunkline.spark.sink import staging
 from trunkline.spark.sink.key_partitions import PROBE, hashes
@@ -100,11 +100,11 @@ def test_a_crash_that_lost_a_stage(db: str, conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('t')")
     first, second = (stage(db, [batch(n, 10)], topic="t") for n in (0, 10))
     conn.execute("delete from trunkline.staged where attempt = %s", (second.attempt,))
-    with pytest.raises(StageLost, match="expected 20 staged rows, got 10"):
+    with pytest.raises(StagedRowsLost, match="expected 20 staged rows, got 10"):
         commit(db, "w", 0, [first, second])
     assert (payloads(conn, "t"), newest_version(db, "w")) == ([], None)
     discard(db, [first])
-    with pytest.raises(StageLost):
+    with pytest.raises(StagedRowsLost):
         commit(db, "w", 0, [first])
     again = [stage(db, [batch(n, 10)], topic="t") for n in (0, 10)]
     assert commit(db, "w", 0, again).rows == 20
@@ -156,7 +156,7 @@ def test_attempts_that_fail_or_run_twice_give_their_rows_up(
     assert commit(db, "w", 1, [other]) == Committed(True, 5)
     assert staged_rows(conn) == 0
     assert payloads(conn, "t") == [*range(10), *range(50, 55)]
-    with pytest.raises(StageLost):
+    with pytest.raises(StagedRowsLost):
         commit(db, "w", 2, [killed, twin])
 
 
@@ -338,14 +338,14 @@ def test_retention_drops_what_was_staged(db: str, conn: Connection, clock: Clock
     assert payloads(conn, "t") == [-1, *range(260)]
     clock.advance(timedelta(hours=7))
     assert upkeep() == [(4, 261)]
-    assert conn.execute("select lowest_offset, head from trunkline.topic_stats('t')").fetchone() == (252, 261)
+    assert conn.execute("select earliest_offset, head from trunkline.topic_stats('t')").fetchone() == (252, 261)
     commit(db, "w", 2, [stage(db, [batch(260, 5)], topic="t")])
     rows = conn.execute("select payload from trunkline.read('t', 0, 252)").fetchall()
     assert [int(row[0]) for row in rows] == list(range(250, 265))
     old = stage(db, [batch(0, 1)], topic="t")
     clock.advance(timedelta(days=4))
     conn.execute("select trunkline.run_upkeep('stages')")
-    with pytest.raises(StageLost):
+    with pytest.raises(StagedRowsLost):
         commit(db, "w", 3, [old])
     clock.advance(timedelta(hours=9))
     assert upkeep() == []
@@ -370,7 +370,7 @@ def test_a_sealed_segment_takes_no_late_commit(db: str, conn: Connection, connec
     assert conn.execute("select last_offset from trunkline.staged_segments").fetchone() == (16,)
     late = stage(db, [batch(16, 16)], topic="t")
     conn.execute("update trunkline.staged_segments set sealed_at = now(), last_offset = 0 where sealed_at is null")
-    with pytest.raises(StageLost, match="staged rows were abandoned"):
+    with pytest.raises(StagedRowsLost, match="staged rows were abandoned"):
         commit(db, "w", 1, [late])
 
 
@@ -588,10 +588,17 @@ def test_readers_see_both_kinds_of_rows_once_and_in_order(db: str, conn: Connect
     for duty in ("stages", "segments", "segments", "segments", "pass", "retention"):
         conn.execute("select trunkline.run_upkeep(%s)", (duty,))
         clock.advance(timedelta(minutes=40))
-    lowest, head = conn.execute("select lowest_offset, head from trunkline.topic_stats('t')").fetchone() or (0, 0)
+    lowest, head = conn.execute("select earliest_offset, head from trunkline.topic_stats('t')").fetchone() or (0, 0)
     assert head == count and lowest > 1, "retention took some of it"
     rest = conn.execute("select payload from trunkline.read('t', 0, %s, 100000)", (lowest,)).fetchall()
     assert [int(row[0]) for row in rest] == list(range(lowest - 1, count))
+
+
+def test_headers_that_are_nested_too_deeply_are_refused(db: str, conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t')")
+    deep = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    with pytest.raises(InvalidArgument, match="headers of row 1 of the task are not a JSON object"):
+        stage(db, [batch(0, 3, headers=pa.array([None, deep, None]))], topic="t", job="w 0")
 
 
 @pytest.mark.parametrize(

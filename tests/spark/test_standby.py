@@ -11,7 +11,7 @@ from tests.e2e.test_faults import Pair
 from tests.e2e.test_faults import home as home
 from tests.e2e.test_faults import pair as pair
 from tests.spark.topics import load
-from tests.sql.verbs import head, publish
+from tests.sql.calls import head, publish
 from trunkline.errors import ReadOnly
 from trunkline.spark.run import clear_errors
 

@@ -82,7 +82,7 @@ def run(spark: SparkSession, url: str, folder: Path, *, messages: int, payload: 
         conn.execute("select trunkline.require_archive('t')")
         with timed("fill"):
             fill(conn, "t", lost, messages, payload)
-        lowest = {row.partition: row.lowest_live for row in calls.archive_stats(conn, "t")}
+        lowest = {row.partition: row.earliest_live for row in calls.archive_stats(conn, "t")}
         assert all(at > 1 for at in lowest.values())
         with timed("live_read"):
             before = sums(spark, url, "t", tier="live")
@@ -91,8 +91,8 @@ def run(spark: SparkSession, url: str, folder: Path, *, messages: int, payload: 
             done = archive(url, "t", str(folder), spark=spark, rows_per_file=max(1000, min(262_144, messages // 16)))
         drop(conn)
         stats = calls.archive_stats(conn, "t")
-        live = sum(row.head - row.lowest_live + 1 for row in stats)
-        assert all(row.lowest_live <= row.archived_upto + 1 for row in stats)
+        live = sum(row.head - row.earliest_live + 1 for row in stats)
+        assert all(row.earliest_live <= row.archived_upto + 1 for row in stats)
         figures |= {
             "archived": done.rows,
             "files": done.files,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.conftest import Connection
-from tests.sql.verbs import call, publish, refused, rows, value
+from tests.sql.calls import call, publish, refused, rows, value
 
 AT = "2026-01-01 00:00+00"
 
@@ -32,7 +32,7 @@ def add(conn: Connection, topic: str, first: int, last: int, partition: int = 0)
 
 
 def lowest(conn: Connection, topic: str) -> int:
-    return int(rows(conn, "select lowest_offset from trunkline.topic_stats(%s)", topic)[0].lowest_offset)
+    return int(rows(conn, "select earliest_offset from trunkline.topic_stats(%s)", topic)[0].earliest_offset)
 
 
 def plan(conn: Connection, topic: str, *args: Any) -> list[tuple[int, int, int]]:

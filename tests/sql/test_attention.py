@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     call,
     claim,
     enqueue,

@@ -10,7 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.conftest import Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     call,
     claim,
     contents,
@@ -139,7 +139,7 @@ UNKNOWN = [
     ("TL011", "pause_queue", ["nope"]),
     ("TL011", "resume_queue", ["nope"]),
     ("TL011", "purge_queue", ["nope"]),
-    ("TL011", "cleanup_queue", ["nope"]),
+    ("TL011", "trim_queue", ["nope"]),
     ("TL011", "subscribe", ["nope", "t"]),
     ("TL011", "unsubscribe", ["nope", "t"]),
     ("TL011", "list_dead_letters", ["nope"]),

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import Connection
-from tests.sql.verbs import refused, value
+from tests.sql.calls import refused, value
 
 MINUTE = timedelta(minutes=1)
 # Clocks that change by an hour, between 1:00 and 3:00: here cronsim walks over every change as the wall does.

@@ -7,7 +7,7 @@ from uuid import uuid4
 from psycopg.types.json import Jsonb
 
 from tests.conftest import Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     Connect,
     assert_conserved,
     call,

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import claim, commit, enqueue, fetch, passes, publish, refused, run_upkeep, settle, value
+from tests.sql.calls import claim, commit, enqueue, fetch, passes, publish, refused, run_upkeep, settle, value
 
 
 def explain(conn: Connection, message: Any) -> dict[str, Any]:
@@ -195,17 +195,17 @@ def group_read(conn: Connection, clock: Clock) -> Any:
 
 
 STATES: list[tuple[Callable[[Connection, Clock], Any], str, str]] = [
-    (waiting, "waiting", "2 messages ahead"),
+    (waiting, "ready", "2 messages ahead"),
     (paused, "paused", "paused"),
     (delayed_by_the_queue, "delayed", "delivery delay of 1 h"),
     (leased, "leased", "leased to anna, attempt 1"),
-    (lease_ended, "waiting", "lease expired"),
+    (lease_ended, "ready", "lease expired"),
     (acked, "acked", "acked by anna"),
     (acked_and_rotated, "acked", "acked by anna"),
     (nacked, "delayed", "retry after attempt 1: boom"),
-    (nacked_and_due, "waiting", "ready for retry after attempt 1: boom"),
+    (nacked_and_due, "ready", "ready for retry after attempt 1: boom"),
     (second_attempt, "leased", "leased to bert, attempt 2"),
-    (passed_over, "waiting", "skipped by claims for labels other than"),
+    (passed_over, "ready", "skipped by claims for labels other than"),
     (dead, "dead", "out of attempts after 1 attempt: boom"),
     (buried, "dead", "buried after 1 attempt: useless"),
     (dead_and_gone, "gone", "was a dead letter"),
@@ -216,7 +216,7 @@ STATES: list[tuple[Callable[[Connection, Clock], Any], str, str]] = [
     (other_key, "not_matched", "does not match pattern"),
     (other_headers, "not_matched", "do not match filter"),
     (before_the_start, "not_matched", "starts at offset 2"),
-    (group_waiting, "waiting", "0 messages ahead"),
+    (group_waiting, "ready", "0 messages ahead"),
     (group_leased, "leased", 'fetched by member "anna"'),
     (group_read, "read", "committed up to offset 1"),
 ]
@@ -257,7 +257,7 @@ def test_redriven(conn: Connection, clock: Clock) -> None:
     conn.execute("select trunkline.redrive('q')")
     assert explain(conn, message)["state"] == "not_sequenced"
     run_upkeep(conn, "sequence")
-    assert reader(conn, message)["state"] == "waiting"
+    assert reader(conn, message)["state"] == "ready"
     claim(conn, "q", 1, p_consumer="anna")
     told = reader(conn, message)
     assert (told["state"], told["attempt"], told["consumer"]) == ("leased", 1, "anna")
@@ -287,7 +287,7 @@ def test_scheduled(conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('t')")
     [message] = publish(conn, "t", 1, p_delay="1 hour")
     told = explain(conn, message)
-    assert (told["state"], told["topic"]) == ("scheduled", "t")
+    assert (told["state"], told["topic"]) == ("delayed", "t")
     assert told["until"]
 
 

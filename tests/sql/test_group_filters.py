@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import call, commit, contents, fetch, head, offsets, publish, refused, rows, run_upkeep, value
+from tests.sql.calls import call, commit, contents, fetch, head, offsets, publish, refused, rows, run_upkeep, value
 
 
 @pytest.fixture(autouse=True)
@@ -193,11 +193,11 @@ def test_explain_says_who_is_not_matched(conn: Connection) -> None:
         [[told]] = call(conn, "explain_offset", "t", 0, offset)
         return str(told["readers"][0]["state"])
 
-    assert [states_of(offset) for offset in (1, 2, 3, 4)] == ["not_matched", "waiting", "not_matched", "waiting"]
+    assert [states_of(offset) for offset in (1, 2, 3, 4)] == ["not_matched", "ready", "not_matched", "ready"]
     batch = fetch(conn, "t", p_limit=1)
-    assert [states_of(offset) for offset in (1, 2, 3, 4)] == ["not_matched", "leased", "not_matched", "waiting"]
+    assert [states_of(offset) for offset in (1, 2, 3, 4)] == ["not_matched", "leased", "not_matched", "ready"]
     commit(conn, "t", batch)
-    assert [states_of(offset) for offset in (1, 2, 3, 4)] == ["not_matched", "read", "not_matched", "waiting"]
+    assert [states_of(offset) for offset in (1, 2, 3, 4)] == ["not_matched", "read", "not_matched", "ready"]
     [[told]] = call(conn, "explain_offset", "t", 0, 1)
     assert "no.1" in told["readers"][0]["reason"]
 

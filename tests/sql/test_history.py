@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import claim, enqueue, passes, refused, rows, run_upkeep, settle, value
+from tests.sql.calls import claim, enqueue, passes, refused, rows, run_upkeep, settle, value
 
 
 def deliveries(conn: Connection, queue: str = "q") -> list[tuple[int, int, int, str | None, str | None, str | None]]:
@@ -111,11 +111,11 @@ def test_archive_shows_finished_messages_with_their_bytes(conn: Connection) -> N
     first, second, _ = claim(conn, "q", 3)
     settle(conn, "ack", first.receipt)
     settle(conn, "bury", second.receipt)
-    [finished] = rows(conn, "select queue, payload, created_at, processed_at, log_offset from trunkline.archive")
+    [finished] = rows(conn, "select queue, payload, created_at, processed_at, log_offset from trunkline.completed")
     assert (finished.queue, finished.payload, finished.log_offset) == ("q", b'"one"', 1)
     assert finished.processed_at > finished.created_at
     passes(conn)
-    assert value(conn, "select count(*) from trunkline.archive") == 1
+    assert value(conn, "select count(*) from trunkline.completed") == 1
 
 
 def test_archive_ends_where_the_log_ends(conn: Connection) -> None:
@@ -124,8 +124,8 @@ def test_archive_ends_where_the_log_ends(conn: Connection) -> None:
         enqueue(conn, "q", number)
     for delivery in claim(conn, "q", 40):
         settle(conn, "ack", delivery.receipt)
-    conn.execute("select trunkline.cleanup_queue('q')")
+    conn.execute("select trunkline.trim_queue('q')")
     base = value(conn, "select base_offset from trunkline.logs where topic_id > 0")
     assert base > 1
-    left = rows(conn, "select log_offset from trunkline.list_archive('q')")
+    left = rows(conn, "select log_offset from trunkline.list_completed('q')")
     assert sorted(row.log_offset for row in left) == list(range(base, 41))

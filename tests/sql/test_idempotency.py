@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import Connect, call, claim, contents, enqueue, head, publish, read, refused, sequence, upkeep, value
+from tests.sql.calls import Connect, call, claim, contents, enqueue, head, publish, read, refused, sequence, upkeep, value
 
 DAY = 24 * 3600
 
@@ -69,7 +69,7 @@ def test_jobs_with_an_id_need_no_key(conn: Connection) -> None:
     [parent] = enqueue(conn, "q", 1, p_label="job")
     call(conn, "enqueue_after", "q", [parent], b"2", "job", p_id=uuid4())
     for row in claim(conn, "q"):
-        call(conn, "finish_jobs", "ack", [row.receipt], [row.id], p_results=[b"5"], p_tracked=[True])
+        call(conn, "settle_jobs", "ack", [row.receipt], [row.id], p_results=[b"5"], p_tracked=[True])
     assert contents(claim(conn, "q")) == [2]
     assert value(conn, "select count(*) from trunkline.idempotency") == 0
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     call,
     claim,
     commit,
@@ -165,7 +165,7 @@ def test_the_size_of_a_topic_is_read_when_it_changes(conn: Connection, clock: Cl
     run_upkeep(conn, "retention", 3)
     roll_up(conn)
     after = call(conn, "topic_rollups", "t")[-1]
-    assert (after.bytes, after.removed) == (-1, call(conn, "topic_stats", "t")[0].lowest_offset - 1)
+    assert (after.bytes, after.removed) == (-1, call(conn, "topic_stats", "t")[0].earliest_offset - 1)
 
 
 def test_the_map_of_a_topic(conn: Connection, clock: Clock) -> None:
@@ -183,7 +183,7 @@ def test_the_map_of_a_topic(conn: Connection, clock: Clock) -> None:
     home = batch[0].partition
     found = {row.partition: row for row in call(conn, "topic_map", "t")}
     row, empty = found[home], found[1 - home]
-    assert (row.lowest_offset, row.head, empty.head) == (1, 40, 0)
+    assert (row.earliest_offset, row.head, empty.head) == (1, 40, 0)
     assert [(each["first_offset"], each["last_offset"]) for each in row.segments][:2] == [(1, 15), (16, 31)]
     assert row.segments[0]["sealed_at"] and row.segments[0]["bytes"] > 0
     assert {each["name"]: each["next_offset"] for each in row.readers} == {"g": 11, "q": 6}
@@ -286,7 +286,7 @@ def test_a_job_waits_for_a_worker_a_limit_or_a_rate(conn: Connection) -> None:
     assert worker(kinds=["other"])["cause"] == "kind_unknown"
     call(conn, "ensure_limit", "l", 1)
     assert worker(kinds=["kind"], limits={"kind": ["l"]})["cause"] == "no_consumer"
-    call(conn, "hold_slots", "other", ["l"], [1])
+    call(conn, "acquire_limit", "other", ["l"], [1])
     full = worker(kinds=["kind"], limits={"kind": ["l"]})
     assert full["cause"] == "limit"
     assert "held by other (1)" in full["reason"]

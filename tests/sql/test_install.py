@@ -7,7 +7,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.conftest import Connection, Servers
-from tests.sql.verbs import (
+from tests.sql.calls import (
     call,
     claim,
     commit,
@@ -70,6 +70,6 @@ def smoke(conn: Connection) -> None:
     assert (queue_stats(conn, "q").acked, queue_stats(conn, "q").delayed) == (1, 1)
     call(conn, "alter_topic", "t", p_partitions=3)
     call(conn, "purge_queue", "q")
-    call(conn, "cleanup_queue", "q")
+    call(conn, "trim_queue", "q")
     call(conn, "delete_queue", "q")
     call(conn, "delete_topic", "t", True)

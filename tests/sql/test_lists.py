@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import call, claim, enqueue, publish, refused, rows, sequence, settle, value
+from tests.sql.calls import call, claim, enqueue, publish, refused, rows, sequence, settle, value
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def fill(conn: Connection, queue: str, *, kind: str = "mail") -> dict[str, list[
     running = claim(conn, queue, 3)
     assert sorted(row.id for row in running) == sorted(row.id for row in again[:3])
     ids["running"] = [row.id for row in running]
-    ids["waiting"] = enqueue(conn, queue, *range(3), p_label=kind)
+    ids["ready"] = enqueue(conn, queue, *range(3), p_label=kind)
     ids["blocked"] = [call(conn, "enqueue_after", queue, [running[0].id], b"1", kind)[0].id for _ in range(3)]
     enqueue(conn, queue, "not a job")
     sequence(conn)
@@ -68,7 +68,7 @@ def test_jobs_of_every_state_in_pages(conn: Connection, queue: str, limit: int) 
     call(conn, "create_queue", "other")
     ids, others = fill(conn, queue), fill(conn, "other", kind="thumb")
     listed = pages(conn, "list_jobs", limit=limit)
-    states = ["running", "waiting", "delayed", "blocked", "dead"]
+    states = ["running", "ready", "delayed", "blocked", "dead"]
     # by state, then by queue
     keys = [(states.index(row.state), row.queue) for row in listed]
     assert keys == sorted(keys)
@@ -157,7 +157,7 @@ def test_a_cancel_request_is_withdrawn(conn: Connection, queue: str) -> None:
     assert value(conn, "select trunkline.cancel_job(%s, 'no')", job) == "requested"
     assert value(conn, "select trunkline.uncancel_job(%s)", job) == "withdrawn"
     assert rows(conn, "select * from trunkline.list_cancels()") == []
-    assert value(conn, "select trunkline.uncancel_job(%s)", job) == "waiting"
+    assert value(conn, "select trunkline.uncancel_job(%s)", job) == "ready"
     with refused("TL018"):
         value(conn, "select trunkline.uncancel_job('019a8d2e-7c1b-7000-8000-000000000000')")
 
@@ -165,15 +165,15 @@ def test_a_cancel_request_is_withdrawn(conn: Connection, queue: str) -> None:
 def test_limits_with_holders_and_those_that_wait(conn: Connection) -> None:
     call(conn, "ensure_limit", "db", 3)
     call(conn, "ensure_limit", "mail", None, 2.0)
-    conn.execute("select trunkline.hold_slots('a', '{db}', '{2}')")
-    conn.execute("select trunkline.hold_slots('b', '{db}', '{4}')")
+    conn.execute("select trunkline.acquire_limit('a', '{db}', '{2}')")
+    conn.execute("select trunkline.acquire_limit('b', '{db}', '{4}')")
     db, mail = call(conn, "list_limits")
     assert (db.name, db.max_running, db.running, db.waiting) == ("db", 3, 3, 1)
     assert [(each["worker"], each["running"], each["waits"]) for each in db.holders] == [("a", 2, False), ("b", 1, True)]
     assert (mail.rate, mail.burst, mail.tokens, mail.holders) == (2.0, 2.0, 2.0, [])
     # once the worker gets what it wants, it no longer waits
     conn.execute("select trunkline.forget_worker('a')")
-    conn.execute("select trunkline.hold_slots('b', '{db}', '{3}')")
+    conn.execute("select trunkline.acquire_limit('b', '{db}', '{3}')")
     [db, _] = call(conn, "list_limits")
     assert (db.running, db.waiting) == (3, 0)
 
@@ -281,7 +281,7 @@ def test_events_of_an_endpoint(conn: Connection) -> None:
     call(conn, "close_breaker", number)
     call(conn, "close_breaker", number)
     for _ in range(3):
-        conn.execute("select trunkline.hold_endpoint(%s, '1 minute')", (number,))
+        conn.execute("select trunkline.defer_endpoint(%s, '1 minute')", (number,))
     call(conn, "pause_endpoint", "e", "deploy")
     call(conn, "resume_endpoint", "e")
     call(conn, "rotate_secret", "e")

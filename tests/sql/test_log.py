@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     Connect,
     assert_conserved,
     call,
@@ -188,7 +188,9 @@ def test_old_messages_start_a_segment_of_their_own(conn: Connection, clock: Cloc
     run_upkeep(conn, "segments")
     publish(conn, "t", 4)
     clock.advance(2 * 3600)
-    run_upkeep(conn, "segments")
+    # the next segment is created, then publishers learn of it, then this one ends
+    for _ in range(3):
+        run_upkeep(conn, "segments")
     publish(conn, "t", 5)
     assert value(conn, "select count(*) from trunkline.topic_1_0_1") == 1
     assert contents(read(conn, "t")) == [1, 2, 3, 4, 5]
@@ -260,11 +262,11 @@ def test_retention_by_bytes(conn: Connection) -> None:
     seal(conn, 10)
     full = value(conn, "select bytes from trunkline.topic_stats('t')")
     assert full > 400_000
-    assert run_upkeep(conn, "retention")[0] > 0
+    assert run_upkeep(conn, "retention")[0] > 0  # type: ignore[operator]
     [stats] = call(conn, "topic_stats", "t")
     assert stats.bytes <= 200_000
-    assert 1 < stats.lowest_offset < stats.head == 160
-    assert len(read(conn, "t", stats.lowest_offset)) == 161 - stats.lowest_offset
+    assert 1 < stats.earliest_offset < stats.head == 160
+    assert len(read(conn, "t", stats.earliest_offset)) == 161 - stats.earliest_offset
 
 
 def test_hard_retention_overtakes_a_queue_loudly(conn: Connection, clock: Clock) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import assert_conserved, call, claim, contents, enqueue, passes, queue_stats, refused, settle
+from tests.sql.calls import assert_conserved, call, claim, contents, enqueue, passes, queue_stats, refused, settle
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     assert_conserved,
     call,
     claim,
@@ -67,7 +67,7 @@ def test_a_delayed_message_of_a_queue(conn: Connection, clock: Clock, own_tables
     settle_all(conn, "nack", delivered, p_delay="0")
     run_upkeep(conn, "pass", 2)
     assert all(delivery.created_at < before + MINUTE for delivery in claim(conn, "q"))
-    assert rows(conn, "select created_at from trunkline.list_archive('q')") == []
+    assert rows(conn, "select created_at from trunkline.list_completed('q')") == []
 
 
 def test_a_delayed_message_of_a_topic(conn: Connection, clock: Clock) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.conftest import Connection
-from tests.sql.verbs import call, read, refused
+from tests.sql.calls import call, read, refused
 
 EVENTS = "after insert or update or delete on public.orders for each row"
 

@@ -9,7 +9,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.conftest import Connection
-from tests.sql.verbs import Connect, call, claim, contents, head, publish, read, refused, value
+from tests.sql.calls import Connect, call, claim, contents, head, publish, read, refused, value
 
 
 @pytest.fixture(autouse=True)

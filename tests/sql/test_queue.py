@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     Connect,
     assert_conserved,
     call,
@@ -229,7 +229,7 @@ def test_attempts_are_counted_at_delivery_and_expiry_uses_them_up(conn: Connecti
         clock.advance(31)
     assert claim(conn, "mail") == []
     [dead] = call(conn, "list_dead_letters", "mail")
-    assert (dead.attempts, dead.reason, dead.error) == (3, "attempts", "the lease ended without an answer")
+    assert (dead.attempts, dead.reason, dead.error) == (3, "attempts", "the lease expired before the message was settled")
     assert_conserved(conn, "mail")
 
 
@@ -511,12 +511,12 @@ def test_cleanup_removes_finished_messages_now(conn: Connection) -> None:
     enqueue(conn, "mail", *range(40))
     settle(conn, "ack", *[delivery.receipt for delivery in claim(conn, "mail", 39)])
     last = claim(conn, "mail", 1)
-    assert value(conn, "select trunkline.cleanup_queue('mail')") >= 1
+    assert value(conn, "select trunkline.trim_queue('mail')") >= 1
     settle(conn, "nack", last[0].receipt, p_delay="0")
     last = claim(conn, "mail", 1)
     assert contents(last) == [39]
     settle(conn, "ack", last[0].receipt)
-    value(conn, "select trunkline.cleanup_queue('mail')")
+    value(conn, "select trunkline.trim_queue('mail')")
     assert value(conn, "select count(*) from trunkline.topic_1") == 0
     enqueue(conn, "mail", "next")
     assert contents(claim(conn, "mail")) == ["next"]

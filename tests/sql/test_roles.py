@@ -13,8 +13,8 @@ from psycopg.conninfo import make_conninfo
 
 import trunkline
 from tests.conftest import Clock, Connection
+from tests.sql.calls import call, claim, contents, enqueue, fetch, publish, read, refused, rows, settle, upkeep, value
 from tests.sql.test_search_path import FAKES
-from tests.sql.verbs import call, claim, contents, enqueue, fetch, publish, read, refused, rows, settle, upkeep, value
 from trunkline.doctor import examine
 from trunkline.sql.migrate import migrate
 
@@ -34,7 +34,7 @@ def acting_as(conn: Connection, role: str) -> Iterator[None]:
 
 
 def verbs(conn: Connection) -> dict[str, set[str]]:
-    return {row.role: set(row.verbs) for row in rows(conn, "select role, verbs from trunkline._verbs()")}
+    return {row.role: set(row.functions) for row in rows(conn, "select role, functions from trunkline._role_functions()")}
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import Clock, Connection
 from tests.plans import seeding
-from tests.sql.verbs import (
+from tests.sql.calls import (
     call,
     claim,
     enqueue,

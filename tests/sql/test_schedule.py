@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     call,
     claim,
     contents,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import call, claim, contents, read, refused, rows, run_upkeep, upkeep, value
+from tests.sql.calls import call, claim, contents, read, refused, rows, run_upkeep, upkeep, value
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 """A Tuesday."""

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import call, enqueue, publish, refused, run_upkeep, seal, sequence, value
+from tests.sql.calls import call, enqueue, publish, refused, run_upkeep, seal, sequence, value
 
 
 def search(conn: Connection, name: str, selection: dict[str, Any] | None = None, **named: Any) -> tuple[list[Any], Any]:
@@ -217,7 +217,7 @@ def test_what_retention_removed_is_left_out(conn: Connection, clock: Clock) -> N
     seal(conn, 3)
     clock.advance(7200)
     run_upkeep(conn, "retention", 3)
-    lowest = call(conn, "topic_stats", "t")[0].lowest_offset
+    lowest = call(conn, "topic_stats", "t")[0].earliest_offset
     assert lowest > 1
     matches, last = search(conn, "t", p_from="1", p_limit=100)
     assert (last.scanned, len(matches)) == (41 - lowest, 41 - lowest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import call, claim, contents, enqueue, fetch, head, publish, read, run_upkeep, settle
+from tests.sql.calls import call, claim, contents, enqueue, fetch, head, publish, read, run_upkeep, settle
 
 FAKES = """
 create schema fake;

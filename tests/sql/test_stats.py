@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     assert_conserved,
     call,
     claim,
@@ -91,7 +91,7 @@ def test_stats_of_all_and_of_one(conn: Connection) -> None:
 def test_topic_stats(conn: Connection, clock: Clock) -> None:
     call(conn, "create_topic", "t", 2)
     empty = call(conn, "topic_stats", "t")
-    assert [(s.partition, s.lowest_offset, s.head, s.rate_per_second, s.scheduled) for s in empty] == [
+    assert [(s.partition, s.earliest_offset, s.head, s.rate_per_second, s.delayed) for s in empty] == [
         (0, 1, 0, 0, 0),
         (1, 1, 0, 0, 0),
     ]
@@ -104,8 +104,8 @@ def test_topic_stats(conn: Connection, clock: Clock) -> None:
     stats = call(conn, "topic_stats", "t")
     assert sum(row.head for row in stats) == 60
     assert 1 <= sum(row.rate_per_second for row in stats) <= 3
-    assert {row.scheduled for row in stats} == {1}
-    assert all(row.bytes > 0 and row.segments == 2 for row in stats)
+    assert {row.delayed for row in stats} == {1}
+    assert all(row.bytes > 0 and row.segments == 1 for row in stats)
     clock.advance(120)
     assert sum(row.rate_per_second for row in call(conn, "topic_stats", "t")) == 0
 

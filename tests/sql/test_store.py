@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import Clock, Connection
 from tests.races.sessions import Session, answer, wait_blocked
-from tests.sql.verbs import (
+from tests.sql.calls import (
     Connect,
     assert_conserved,
     call,
@@ -286,7 +286,7 @@ def test_a_queue_may_keep_its_messages_longer_than_the_store(conn: Connection, c
     roll(conn, clock)
     retire(conn, clock)
     assert value(conn, "select count(*) from trunkline.store") == 0
-    assert [row.queue for row in rows(conn, "select * from trunkline.list_archive(null, '30 days')")] == ["long"]
+    assert [row.queue for row in rows(conn, "select * from trunkline.list_completed(null, '30 days')")] == ["long"]
 
 
 def test_a_reader_keeps_its_table_and_delays_only_its_truncation(conn: Connection, connect: Connect, clock: Clock) -> None:

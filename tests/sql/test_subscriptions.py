@@ -9,7 +9,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     assert_conserved,
     call,
     claim,

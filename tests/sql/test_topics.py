@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.conftest import Connection
-from tests.sql.verbs import Connect, call, contents, fetch, head, publish, read, refused, rows, run_upkeep, value
+from tests.sql.calls import Connect, call, contents, fetch, head, publish, read, refused, rows, run_upkeep, value
 
 
 def test_create_answers_the_settings_and_list_shows_them(conn: Connection) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import (
+from tests.sql.calls import (
     Connect,
     call,
     claim,
@@ -58,7 +58,7 @@ READING_BACK: dict[str, Work] = {
     "create_group": lambda conn, yard: call(conn, "create_group", "t", "new"),
     "subscribe": lambda conn, yard: call(conn, "subscribe", "q", "t"),
     "purge_queue": lambda conn, yard: call(conn, "purge_queue", "q"),
-    "cleanup_queue": lambda conn, yard: call(conn, "cleanup_queue", "q"),
+    "trim_queue": lambda conn, yard: call(conn, "trim_queue", "q"),
     "run_upkeep": lambda conn, yard: call(conn, "run_upkeep", "pass"),
     **{
         verb: lambda conn, yard, verb=verb: settle(conn, verb, yard.receipt)
@@ -140,7 +140,7 @@ def test_publishers_at_other_levels_do_not_disturb_each_other(
 
 def test_in_a_read_only_transaction_nothing_is_written(conn: Connection, yard: Yard) -> None:
     before = digest(conn)
-    quiet = ("run_upkeep", "cleanup_queue")
+    quiet = ("run_upkeep", "trim_queue")
     for verb, work in {**READING_BACK, **WRITING}.items():
         conn.execute("begin read only")
         if verb in quiet:

@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 
 from trunkline import Client, NewMessage, SyncClient
 from trunkline.client.batches import Batch
-from trunkline.client.bound import Bound
+from trunkline.client.connection_client import ConnectionClient
 from trunkline.client.deliveries import Deliveries, Delivery
-from trunkline.client.sync.bound import Bound as SyncBound
+from trunkline.client.sync.connection_client import ConnectionClient as SyncConnectionClient
 from trunkline.client.sync.deliveries import Delivery as SyncDelivery
 from trunkline.http_client import HttpClient
 from trunkline.messaging import Messaging
@@ -27,11 +27,11 @@ from trunkline.types import (
     Published,
     Queue,
     Range,
+    ReadyMessage,
     Result,
     Schedule,
     Stats,
     Topic,
-    Waiting,
 )
 
 
@@ -57,13 +57,13 @@ async def queues(mq: Client) -> None:
     assert_type(await taken[0].ack(), Result)
     assert_type(await taken.ack(), list[Result])
     assert_type(await mq.nack([taken[0].receipt], delay="1m", error="x"), list[Result])
-    async with mq.queue("q").claims(slots=8, lease="60s", type=Order) as claims:
+    async with mq.queue("q").claims(max_in_flight=8, lease="60s", type=Order) as claims:
         async for delivery in claims:
             assert_type(delivery, Delivery[Order])
             async with delivery.transaction() as conn:
                 assert_type(conn, psycopg.AsyncConnection[tuple[Any, ...]])
     assert_type(await mq.queues.ensure("q", lease="30s", ordered=True), Queue)
-    assert_type(await mq.queues.peek("q", type=Order), list[Waiting[Order]])
+    assert_type(await mq.queues.peek("q", type=Order), list[ReadyMessage[Order]])
     assert_type(await mq.dead.list("q", type=Order), list[DeadLetter[Order]])
     assert_type(await mq.dead.redrive("q", ids=[UUID(int=1)], on_progress=print), int)
 
@@ -101,11 +101,11 @@ async def topics(mq: Client) -> None:
 async def your_transaction(
     mq: Client, driver: psycopg.AsyncConnection[Any], session: AsyncSession, connection: AsyncConnection, plain: Session
 ) -> None:
-    assert_type(mq.on(driver), Bound)
-    assert_type(mq.on(session), Bound)
-    assert_type(mq.on(connection), Bound)
+    assert_type(mq.on(driver), ConnectionClient)
+    assert_type(mq.on(session), ConnectionClient)
+    assert_type(mq.on(connection), ConnectionClient)
     assert_type(await mq.on(driver).publish("t", 1), Published)
-    assert_type(mq.on(plain), SyncBound)
+    assert_type(mq.on(plain), SyncConnectionClient)
 
 
 def sync(mq: SyncClient, driver: psycopg.Connection[Any], session: Session, connection: Connection) -> None:
@@ -118,8 +118,8 @@ def sync(mq: SyncClient, driver: psycopg.Connection[Any], session: Session, conn
         for batch in batches:
             assert_type([message.body for message in batch], list[int])
     assert_type(mq.on(driver).publish("t", 1), Published)
-    assert_type(mq.on(session), SyncBound)
-    assert_type(mq.on(connection), SyncBound)
+    assert_type(mq.on(session), SyncConnectionClient)
+    assert_type(mq.on(connection), SyncConnectionClient)
     with create_engine("postgresql+psycopg://").begin() as begun:
         mq.on(begun).enqueue_many("q", [1, 2])
 

@@ -8,7 +8,7 @@ import pytest
 
 from trunkline import errors
 from trunkline.cli.main import app
-from trunkline.hints import ARGUMENTS, FUNCTIONS, Words, reword
+from trunkline.hints import ARGUMENTS, FUNCTIONS, Interface, reword
 from trunkline.server.app import create_app
 from trunkline.server.config import Config
 from trunkline.server.openapi import routes
@@ -55,7 +55,7 @@ def test_the_routes_are_there() -> None:
         ("python", "Create it with client.queues.create('mail')", "or pass force=True"),
     ],
 )
-def test_each_caller_has_its_own_words(words: Words, made: str, forced: str) -> None:
+def test_each_caller_has_its_own_words(words: Interface, made: str, forced: str) -> None:
     assert reword("Create it with trunkline.create_queue('mail')", words) == made
     assert reword("or pass p_force => true", words) == forced
 

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import OffsetAhead
-from trunkline.runtime import transactions
 from trunkline.runtime.session import Session
+from trunkline.runtime.transactions import CommitMark, settled
 from trunkline.types import Message, Result
 
 T = TypeVar("T")
+
+
+class CommitsBatches(Protocol):
+    """Commits the batches of either client: over a database connection, or over HTTP."""
+
+    async def commit(self, batch: Batch[Any], offset: int) -> Result: ...
+    def transaction(self, batch: Batch[Any], mark: CommitMark) -> AbstractAsyncContextManager[Connection]: ...
+
+
+class DatabaseCommits:
+    """Commits batches over the connections of a client."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def commit(self, batch: Batch[Any], offset: int) -> Result:
+        async with self._session.connection(writing=True) as conn:
+            return (await batch.commit_on(conn, offset))[0]
+
+    def transaction(self, batch: Batch[Any], mark: CommitMark) -> AbstractAsyncContextManager[Connection]:
+        return settled(self._session, batch.commit_on, once=[mark])
 
 
 class Batch(Generic[T]):
@@ -26,10 +47,11 @@ class Batch(Generic[T]):
 
     def __init__(
         self,
-        session: Session,
+        commits: CommitsBatches,
         topic: str,
         group: str,
         *,
+        member: str,
         generation: UUID,
         deadline: datetime,
         messages: list[Message[Any]],
@@ -37,14 +59,15 @@ class Batch(Generic[T]):
     ) -> None:
         self.topic = topic
         self.group = group
+        self.member = member
         self.generation = generation
         self.deadline = deadline
         self.messages: list[Message[T]] = messages
         self.committed = False
         """True if the whole batch was committed through this object."""
-        self._session = session
+        self._commits = commits
         self._fetched_at = deadline - lease
-        self._once = transactions.Once()
+        self._once = CommitMark()
 
     @property
     def partition(self) -> int:
@@ -77,14 +100,16 @@ class Batch(Generic[T]):
 
         Returns `lost` if another member has the partition.
         """
+        upto = self.last_offset if offset is None else offset
         try:
-            async with self._session.connection(writing=True) as conn:
-                return (await self.commit_on(conn, offset))[0]
+            result = await self._commits.commit(self, upto)
         except OffsetAhead:
             if offset is not None and offset > self.last_offset:
                 raise
             # the server crashed before it saved this fetch: the messages will be fetched again
             return "lost"
+        self.committed = self.committed or (result == "done" and upto >= self.last_offset)
+        return result
 
     async def commit_on(self, conn: Connection, offset: int | None = None) -> tuple[Result, str]:
         """Commit on the caller's connection. Also returns the id of its transaction."""
@@ -103,7 +128,7 @@ class Batch(Generic[T]):
         block after `OutcomeUnknown`: if it was not committed, the messages are redelivered.
         """
         try:
-            async with transactions.settled(self._session, self.commit_on, once=[self._once]) as conn:
+            async with self._commits.transaction(self, self._once) as conn:
                 yield conn
         except BaseException:
             self.committed = False

@@ -5,39 +5,41 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
-from trunkline.client import consuming
-from trunkline.client.batches import Batch
-from trunkline.client.consuming import Claims, GroupReader
-from trunkline.client.dead import DeadLetters
+from trunkline.client.batches import Batch, DatabaseCommits
+from trunkline.client.claims import Claims, claim
+from trunkline.client.dead_letters import DeadLetters
 from trunkline.client.deliveries import Deliveries
 from trunkline.client.endpoints import Endpoints
+from trunkline.client.group_reader import GroupReader
 from trunkline.client.groups import Groups
 from trunkline.client.inspection import Inspection
-from trunkline.client.lending import Lender
+from trunkline.client.on_connection import OnConnection
 from trunkline.client.queues import Queues
+from trunkline.client.runs import Runs
 from trunkline.client.schedules import Schedules
 from trunkline.client.subscriptions import Subscriptions
 from trunkline.client.topics import Topics
-from trunkline.codec import duration, place
+from trunkline.codec import duration, position_text
 from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import InvalidValue, SettingsError
+from trunkline.messaging import ManyOptions, MessageOptions, QueueMessageOptions
 from trunkline.runtime.publisher import new_messages
 from trunkline.runtime.session import Session
 from trunkline.settings import Settings
-from trunkline.types import Duration, Explanation, Headers, NewMessage, PerBody, Place, Published, Range, Result, Stats
+from trunkline.types import Duration, Explanation, NewMessage, Position, Published, Range, Result, Stats
 
 T = TypeVar("T")
 _LEASE = timedelta(seconds=30)
 _POOL_TIMEOUT = timedelta(seconds=30)
 
 
-class Client(Lender):
+class Client(OnConnection):
     """A client of one database: `async with Client(url) as mq:`.
 
     Safe for concurrent use by many tasks of one event loop. The URL defaults to TRUNKLINE_DATABASE_URL. The client
@@ -77,6 +79,7 @@ class Client(Lender):
         self.groups = Groups(self._open)
         self.subscriptions = Subscriptions(self._open)
         self.dead = DeadLetters(self._open)
+        self.runs = Runs(self._open)
         self.schedules = Schedules(self._open)
         self.endpoints = Endpoints(self._open)
         self.inspect = Inspection(self._open)
@@ -123,91 +126,25 @@ class Client(Lender):
 
     # Publishing
 
-    async def publish(
-        self,
-        topic: str,
-        body: Any,
-        *,
-        key: str | None = None,
-        routing_key: str | None = None,
-        label: str | None = None,
-        headers: Headers | None = None,
-        id: UUID | None = None,
-        occurred_at: datetime | None = None,
-        idempotency_key: str | None = None,
-        delay: Duration | None = None,
-        deliver_at: datetime | None = None,
-        content_type: str | None = None,
-    ) -> Published:
+    async def publish(self, topic: str, body: Any, **options: Unpack[MessageOptions]) -> Published:
         """Publish a message to a topic. It is on disk when this returns.
 
         Concurrent calls share one statement. Each returns its own result, and a rejected message fails only its own
         call. If a call is cancelled while it runs, the message may or may not have been published. A repeated
         `idempotency_key`, or `id` without a key, adds nothing and returns the first id with `duplicate` true.
         """
-        message = NewMessage(
-            body=body,
-            key=key,
-            routing_key=routing_key,
-            label=label,
-            headers=headers,
-            id=id,
-            occurred_at=occurred_at,
-            idempotency_key=idempotency_key,
-            delay=delay,
-            deliver_at=deliver_at,
-            content_type=content_type,
-        )
+        message = NewMessage(body=body, **options)
         return await self._open().publisher.publish("topic", topic, message)
 
-    async def enqueue(
-        self,
-        queue: str,
-        body: Any,
-        *,
-        key: str | None = None,
-        routing_key: str | None = None,
-        label: str | None = None,
-        headers: Headers | None = None,
-        id: UUID | None = None,
-        occurred_at: datetime | None = None,
-        idempotency_key: str | None = None,
-        delay: Duration | None = None,
-        deliver_at: datetime | None = None,
-        content_type: str | None = None,
-        priority: int | None = None,
-    ) -> Published:
+    async def enqueue(self, queue: str, body: Any, **options: Unpack[QueueMessageOptions]) -> Published:
         """Publish a message directly to a queue. See `publish`.
 
         `priority` is for queues with priorities; 0 is the lowest level.
         """
-        message = NewMessage(
-            body=body,
-            key=key,
-            routing_key=routing_key,
-            label=label,
-            headers=headers,
-            id=id,
-            occurred_at=occurred_at,
-            idempotency_key=idempotency_key,
-            delay=delay,
-            deliver_at=deliver_at,
-            content_type=content_type,
-            priority=priority,
-        )
+        message = NewMessage(body=body, **options)
         return await self._open().publisher.publish("inbox", queue, message)
 
-    async def publish_many(
-        self,
-        topic: str,
-        bodies: Iterable[Any],
-        *,
-        key: PerBody = None,
-        routing_key: PerBody = None,
-        label: PerBody = None,
-        headers: Headers | None = None,
-        content_type: str | None = None,
-    ) -> list[Published]:
+    async def publish_many(self, topic: str, bodies: Iterable[Any], **options: Unpack[ManyOptions]) -> list[Published]:
         """Publish many messages in one transaction. Either all are on disk when this returns, or none is stored.
 
         Takes an iterable of bodies or `NewMessage`s of any length and sends it in batches of at most 1,000 messages and
@@ -215,26 +152,12 @@ class Client(Lender):
         `key`, `routing_key` and `label` are one value for all messages or a function of the body; a `NewMessage` keeps
         its own values. Results are in input order.
         """
-        messages = new_messages(
-            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
-        )
+        messages = new_messages(bodies, **options)
         return await self._open().publisher.publish_many("topic", topic, messages)
 
-    async def enqueue_many(
-        self,
-        queue: str,
-        bodies: Iterable[Any],
-        *,
-        key: PerBody = None,
-        routing_key: PerBody = None,
-        label: PerBody = None,
-        headers: Headers | None = None,
-        content_type: str | None = None,
-    ) -> list[Published]:
+    async def enqueue_many(self, queue: str, bodies: Iterable[Any], **options: Unpack[ManyOptions]) -> list[Published]:
         """Publish many messages directly to a queue. See `publish_many`."""
-        messages = new_messages(
-            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
-        )
+        messages = new_messages(bodies, **options)
         return await self._open().publisher.publish_many("inbox", queue, messages)
 
     def wake(self) -> None:
@@ -287,7 +210,7 @@ class Client(Lender):
         Returns an empty result at once if none is ready.
         """
         session = self._open()
-        return await consuming.claim(
+        return await claim(
             session,
             session.settler,
             queue,
@@ -300,7 +223,7 @@ class Client(Lender):
 
     async def ack(self, receipts: Sequence[str]) -> list[Result]:
         """Acknowledge deliveries, which are then never redelivered. The result is `lost` where the lease has ended."""
-        return await self._open().settler.ack_many(receipts)
+        return await self._open().settler.ack(receipts)
 
     async def nack(
         self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None
@@ -332,7 +255,7 @@ class Client(Lender):
         type: None = None,
         *,
         group: str,
-        start: Place = "earliest",
+        start: Position = "earliest",
         batch: int = 100,
         lease: Duration = _LEASE,
         member: str | None = None,
@@ -344,7 +267,7 @@ class Client(Lender):
         type: type[T],
         *,
         group: str,
-        start: Place = "earliest",
+        start: Position = "earliest",
         batch: int = 100,
         lease: Duration = _LEASE,
         member: str | None = None,
@@ -355,7 +278,7 @@ class Client(Lender):
         type: Any = None,
         *,
         group: str,
-        start: Place = "earliest",
+        start: Position = "earliest",
         batch: int = 100,
         lease: Duration = _LEASE,
         member: str | None = None,
@@ -369,7 +292,7 @@ class Client(Lender):
             self._open(),
             topic,
             group,
-            start=place(start),
+            start=position_text(start),
             batch=batch,
             lease=duration(lease) or _LEASE,
             member=member,
@@ -396,7 +319,7 @@ class Client(Lender):
             fetch = partial(
                 calls.fetch,
                 conn,
-                partial(Batch, session, topic, group, lease=span),
+                partial(Batch, DatabaseCommits(session), topic, group, member=member, lease=span),
                 topic,
                 group,
                 member=member,
@@ -474,7 +397,7 @@ class QueueHandle:
     def claims(
         self,
         *,
-        slots: int = 1,
+        max_in_flight: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -484,7 +407,7 @@ class QueueHandle:
     def claims(
         self,
         *,
-        slots: int = 1,
+        max_in_flight: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -493,7 +416,7 @@ class QueueHandle:
     def claims(
         self,
         *,
-        slots: int = 1,
+        max_in_flight: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -501,13 +424,13 @@ class QueueHandle:
     ) -> Claims[Any]:
         """Consume the queue. Use the result as a context manager and iterate over its deliveries; settle each one.
 
-        At most `slots` deliveries are in flight at once. Their leases are renewed while you work, so `lease` only sets
+        At most `max_in_flight` deliveries are open at once. Their leases are renewed while you work, so `lease` only sets
         how soon messages are redelivered if this process dies.
         """
         return Claims(
             self._client.session,
             self.name,
-            slots=slots,
+            max_in_flight=max_in_flight,
             lease=duration(lease),
             labels=labels,
             consumer=consumer,

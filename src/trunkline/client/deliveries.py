@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Self, TypeVar
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol, Self, TypeVar
 
 import msgspec
 
-from trunkline.db import calls
 from trunkline.db.pool import Connection
-from trunkline.runtime import transactions
+from trunkline.runtime.transactions import CommitMark
 from trunkline.types import Delivery as DeliveryRecord
 from trunkline.types import Duration, Result
 
-if TYPE_CHECKING:
-    from trunkline.runtime.settler import Settler
-
 T = TypeVar("T")
+
+
+class SettlesDeliveries(Protocol):
+    """Settles the deliveries of either client: over a database connection, or over HTTP."""
+
+    async def ack_one(self, receipt: str) -> Result: ...
+    async def ack(self, receipts: Sequence[str]) -> list[Result]: ...
+    async def nack(
+        self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None
+    ) -> list[Result]: ...
+    async def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]: ...
+    async def release(self, receipts: Sequence[str]) -> list[Result]: ...
+    async def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]: ...
+    def transaction(
+        self, receipts: Sequence[str], marks: Sequence[CommitMark]
+    ) -> AbstractAsyncContextManager[Connection]: ...
 
 
 class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
@@ -27,12 +39,12 @@ class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
     is safe.
     """
 
-    _settler: Settler
-    _once: transactions.Once = msgspec.field(default_factory=transactions.Once)
+    _settler: SettlesDeliveries
+    _once: CommitMark = msgspec.field(default_factory=CommitMark)
 
     async def ack(self) -> Result:
         """Acknowledge the message, which is then never redelivered. Concurrent acks share a statement."""
-        return await self._settler.ack(self.receipt)
+        return await self._settler.ack_one(self.receipt)
 
     async def nack(self, *, delay: Duration | None = None, error: str | None = None) -> Result:
         """Return the message to the queue for redelivery after `delay` (default: the queue's backoff).
@@ -60,22 +72,17 @@ class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
         Raises `LeaseLost` if the lease has ended; everything is then rolled back. Do not repeat the block after
         `OutcomeUnknown`: if it was not committed, the message is redelivered.
         """
-        async with transactions.settled(self._settler.session, self._ack_on, once=[self._once]) as conn:
+        async with self._settler.transaction([self.receipt], [self._once]) as conn:
             yield conn
-        self._settler.forget([self.receipt])
-
-    async def _ack_on(self, conn: Connection) -> tuple[Result, str]:
-        result = (await calls.ack(conn, [self.receipt]))[0]
-        return result, await calls.transaction_number(conn)
 
 
 class Deliveries(tuple[Delivery[T], ...]):
     """The deliveries of one claim, with methods that settle all of them. Results are in the order of the deliveries."""
 
-    _settler: Settler
+    _settler: SettlesDeliveries
 
     @classmethod
-    def of(cls, deliveries: Iterable[Delivery[T]], settler: Settler) -> Self:
+    def of(cls, deliveries: Iterable[Delivery[T]], settler: SettlesDeliveries) -> Self:
         batch = cls(deliveries)
         batch._settler = settler
         return batch
@@ -86,7 +93,7 @@ class Deliveries(tuple[Delivery[T], ...]):
 
     async def ack(self) -> list[Result]:
         """Acknowledge all messages in one statement."""
-        return await self._settler.ack_many(self.receipts)
+        return await self._settler.ack(self.receipts)
 
     async def nack(self, *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
         return await self._settler.nack(self.receipts, delay=delay, error=error)
@@ -103,12 +110,5 @@ class Deliveries(tuple[Delivery[T], ...]):
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
         """Ack all messages in a transaction with your own writes. Raises `LeaseLost` if any lease has ended."""
-        marks = [delivery._once for delivery in self]
-        async with transactions.settled(self._settler.session, self._ack_on, once=marks) as conn:
+        async with self._settler.transaction(self.receipts, [delivery._once for delivery in self]) as conn:
             yield conn
-        self._settler.forget(self.receipts)
-
-    async def _ack_on(self, conn: Connection) -> tuple[Result, str]:
-        results = await calls.ack(conn, self.receipts) if self else []
-        worst: Result = next((result for result in results if result != "done"), "done")
-        return worst, await calls.transaction_number(conn)

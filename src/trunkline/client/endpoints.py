@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID
 
-from trunkline.client.noun import Noun
+from trunkline.client.resource import Resource
 from trunkline.codec import duration
 from trunkline.concurrency.aio import sleep
 from trunkline.db.calls import push
@@ -17,7 +17,7 @@ from trunkline.types import Attempt, Duration, Endpoint, NewEndpoint
 _POLL_SECONDS = 0.1
 
 
-class Endpoints(Noun):
+class Endpoints(Resource):
     """`client.endpoints`"""
 
     async def create(

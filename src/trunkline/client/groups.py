@@ -5,14 +5,14 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 
-from trunkline.client.noun import Noun
-from trunkline.codec import place
+from trunkline.client.resource import Resource
+from trunkline.codec import position_text
 from trunkline.db import calls
 from trunkline.db.calls import inspection
-from trunkline.types import Group, GroupStats, Headers, Member, Place
+from trunkline.types import Group, GroupStats, Headers, Member, Position
 
 
-class Groups(Noun):
+class Groups(Resource):
     """`client.groups`"""
 
     async def create(
@@ -20,7 +20,7 @@ class Groups(Noun):
         topic: str,
         group: str,
         *,
-        start: Place = "earliest",
+        start: Position = "earliest",
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group:
@@ -36,7 +36,7 @@ class Groups(Noun):
         topic: str,
         group: str,
         *,
-        start: Place = "earliest",
+        start: Position = "earliest",
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group:
@@ -47,12 +47,12 @@ class Groups(Noun):
         return await self._make(topic, group, start, pattern, headers, ensure=True)
 
     async def _make(
-        self, topic: str, group: str, start: Place, pattern: str | None, headers: Headers | None, *, ensure: bool
+        self, topic: str, group: str, start: Position, pattern: str | None, headers: Headers | None, *, ensure: bool
     ) -> Group:
         await self._session().sequence_before(topic, start)
         async with self._writing() as conn:
             return await calls.create_group(
-                conn, topic, group, start=place(start), pattern=pattern, headers=headers, ensure=ensure
+                conn, topic, group, start=position_text(start), pattern=pattern, headers=headers, ensure=ensure
             )
 
     async def list(
@@ -81,14 +81,14 @@ class Groups(Noun):
         async with self._writing() as conn:
             await calls.delete_group(conn, topic, group)
 
-    async def seek(self, topic: str, group: str, to: Place, *, partition: int | None = None) -> dict[int, int]:
+    async def seek(self, topic: str, group: str, to: Position, *, partition: int | None = None) -> dict[int, int]:
         """Move the group's position, in one partition or in all. Members lose their current batches.
 
         Returns the next offset of each partition.
         """
         await self._session().sequence_before(topic, to)
         async with self._writing() as conn:
-            return await calls.seek(conn, topic, group, place(to), partition=partition)
+            return await calls.seek(conn, topic, group, position_text(to), partition=partition)
 
     async def stats(self, topic: str | None = None, group: str | None = None) -> builtins.list[GroupStats]:
         """Return one row per group and partition: position, lag, owner."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal
 
-from trunkline.client.noun import Noun
+from trunkline.client.resource import Resource
 from trunkline.codec import duration
 from trunkline.db.calls import inspection
 from trunkline.types import Attention, Duration, RetentionDeadline, SeriesPoint
@@ -14,7 +14,7 @@ from trunkline.types import Attention, Duration, RetentionDeadline, SeriesPoint
 SeriesKind = Literal["topic", "queue", "group", "endpoint", "label", "system"]
 
 
-class Inspection(Noun):
+class Inspection(Resource):
     """`client.inspect`"""
 
     async def attention(self) -> list[Attention]:

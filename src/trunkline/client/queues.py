@@ -5,39 +5,22 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
-from trunkline.client.noun import Noun, settings
-from trunkline.codec import duration, place
+from trunkline.client.resource import Resource
+from trunkline.codec import duration, position_text
 from trunkline.db import calls
 from trunkline.db.calls import inspection
-from trunkline.types import Duration, Message, Place, Queue, QueueStats, Search, SearchRange, Selection, Waiting
+from trunkline.resources import NewQueueSettings, QueueSettings, checked
+from trunkline.types import Duration, Message, Position, Queue, QueueStats, ReadyMessage, Search, SearchRange, Selection
 
 T = TypeVar("T")
 
 
-class Queues(Noun):
+class Queues(Resource):
     """`client.queues`"""
 
-    async def create(
-        self,
-        name: str,
-        *,
-        lease: Duration | None = None,
-        max_attempts: int | None = None,
-        backoff_base: Duration | None = None,
-        backoff_factor: float | None = None,
-        backoff_cap: Duration | None = None,
-        backoff_jitter: float | None = None,
-        ttl: Duration | None = None,
-        delivery_delay: Duration | None = None,
-        ordered: bool | None = None,
-        partitions: int | None = None,
-        priorities: int | None = None,
-        history: Duration | None = None,
-        retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Queue:
+    async def create(self, name: str, **settings: Unpack[NewQueueSettings]) -> Queue:
         """Create a queue. Raises `AlreadyExists` if the name is taken.
 
         `ordered`: only one lease per partition at a time, so that messages with the same key are processed in order.
@@ -48,43 +31,10 @@ class Queues(Noun):
             return await calls.create_queue(
                 conn,
                 name,
-                **settings(
-                    lease=lease,
-                    max_attempts=max_attempts,
-                    backoff_base=backoff_base,
-                    backoff_factor=backoff_factor,
-                    backoff_cap=backoff_cap,
-                    backoff_jitter=backoff_jitter,
-                    ttl=ttl,
-                    delivery_delay=delivery_delay,
-                    ordered=ordered,
-                    partitions=partitions,
-                    priorities=priorities,
-                    history=history,
-                    retention=retention,
-                    max_payload=max_payload,
-                ),
+                **checked(NewQueueSettings, settings),
             )
 
-    async def ensure(
-        self,
-        name: str,
-        *,
-        lease: Duration | None = None,
-        max_attempts: int | None = None,
-        backoff_base: Duration | None = None,
-        backoff_factor: float | None = None,
-        backoff_cap: Duration | None = None,
-        backoff_jitter: float | None = None,
-        ttl: Duration | None = None,
-        delivery_delay: Duration | None = None,
-        ordered: bool | None = None,
-        partitions: int | None = None,
-        priorities: int | None = None,
-        history: Duration | None = None,
-        retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Queue:
+    async def ensure(self, name: str, **settings: Unpack[NewQueueSettings]) -> Queue:
         """Create the queue, or update the given settings if it exists.
 
         Raises `AlreadyExists` if `ordered`, `partitions` or `priorities` differ: these cannot be changed.
@@ -93,58 +43,16 @@ class Queues(Noun):
             return await calls.ensure_queue(
                 conn,
                 name,
-                **settings(
-                    lease=lease,
-                    max_attempts=max_attempts,
-                    backoff_base=backoff_base,
-                    backoff_factor=backoff_factor,
-                    backoff_cap=backoff_cap,
-                    backoff_jitter=backoff_jitter,
-                    ttl=ttl,
-                    delivery_delay=delivery_delay,
-                    ordered=ordered,
-                    partitions=partitions,
-                    priorities=priorities,
-                    history=history,
-                    retention=retention,
-                    max_payload=max_payload,
-                ),
+                **checked(NewQueueSettings, settings),
             )
 
-    async def alter(
-        self,
-        name: str,
-        *,
-        lease: Duration | None = None,
-        max_attempts: int | None = None,
-        backoff_base: Duration | None = None,
-        backoff_factor: float | None = None,
-        backoff_cap: Duration | None = None,
-        backoff_jitter: float | None = None,
-        ttl: Duration | None = None,
-        delivery_delay: Duration | None = None,
-        history: Duration | None = None,
-        retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Queue:
+    async def alter(self, name: str, **settings: Unpack[QueueSettings]) -> Queue:
         """Change the given settings and keep the others. A `ttl` or `history` of `"0s"` disables it."""
         async with self._writing() as conn, conn.transaction():
             return await calls.alter_queue(
                 conn,
                 name,
-                **settings(
-                    lease=lease,
-                    max_attempts=max_attempts,
-                    backoff_base=backoff_base,
-                    backoff_factor=backoff_factor,
-                    backoff_cap=backoff_cap,
-                    backoff_jitter=backoff_jitter,
-                    ttl=ttl,
-                    delivery_delay=delivery_delay,
-                    history=history,
-                    retention=retention,
-                    max_payload=max_payload,
-                ),
+                **checked(QueueSettings, settings),
             )
 
     async def get(self, name: str) -> Queue:
@@ -198,13 +106,13 @@ class Queues(Noun):
             if step == 0:
                 return total
 
-    async def cleanup(self, name: str) -> int:
+    async def trim(self, name: str) -> int:
         """Remove finished messages now instead of waiting for retention.
 
         Returns the number of segments and shared-store partitions that were emptied.
         """
         async with self._writing() as conn:
-            return await calls.cleanup_queue(conn, name)
+            return await calls.trim_queue(conn, name)
 
     async def stats(self, name: str | None = None, *, names: Sequence[str] | None = None) -> builtins.list[QueueStats]:
         """Return one row per queue, of one queue or of all.
@@ -231,13 +139,19 @@ class Queues(Noun):
         selection: Selection | None = None,
         *,
         partitions: Sequence[int] | None = None,
-        start: Place = "earliest",
-        end: Place = "latest",
+        start: Position = "earliest",
+        end: Position = "latest",
     ) -> builtins.list[SearchRange]:
         """Return what `search` would read at most: offsets, messages and about how many bytes, per partition."""
         async with self._session().reading(queue=queue) as conn:
             return await inspection.estimate_search(
-                conn, "queue", queue, selection or {}, partitions=partitions, start=place(start), end=place(end)
+                conn,
+                "queue",
+                queue,
+                selection or {},
+                partitions=partitions,
+                start=position_text(start),
+                end=position_text(end),
             )
 
     async def search(
@@ -246,8 +160,8 @@ class Queues(Noun):
         selection: Selection | None = None,
         *,
         partitions: Sequence[int] | None = None,
-        start: Place = "earliest",
-        end: Place = "latest",
+        start: Position = "earliest",
+        end: Position = "latest",
         limit: int = 50,
         backwards: bool = True,
         max_rows: int = 1_000_000,
@@ -268,8 +182,8 @@ class Queues(Noun):
                 queue,
                 selection or {},
                 partitions=partitions,
-                start=place(start),
-                end=place(end),
+                start=position_text(start),
+                end=position_text(end),
                 limit=limit,
                 backwards=backwards,
                 max_rows=max_rows,
@@ -279,10 +193,10 @@ class Queues(Noun):
             )
 
     @overload
-    async def peek(self, queue: str, *, limit: int = 10, type: None = None) -> builtins.list[Waiting[Any]]: ...
+    async def peek(self, queue: str, *, limit: int = 10, type: None = None) -> builtins.list[ReadyMessage[Any]]: ...
     @overload
-    async def peek(self, queue: str, *, limit: int = 10, type: type[T]) -> builtins.list[Waiting[T]]: ...
-    async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]:
+    async def peek(self, queue: str, *, limit: int = 10, type: type[T]) -> builtins.list[ReadyMessage[T]]: ...
+    async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[ReadyMessage[Any]]:
         """List the next messages to be delivered, retries first, without claiming them or counting an attempt."""
         async with self._session().reading(queue=queue) as conn:
             return await calls.peek_queue(conn, queue, limit=limit, type=type)

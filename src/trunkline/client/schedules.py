@@ -4,90 +4,38 @@ from __future__ import annotations
 
 import builtins
 from datetime import datetime
-from typing import Any
+from typing import Unpack
 from uuid import UUID
 
-from trunkline.client.noun import Noun
+from trunkline.client.resource import Resource
 from trunkline.codec import headers_json, to_json
 from trunkline.db import calls
-from trunkline.types import CatchUp, Headers, Schedule
+from trunkline.messaging import ScheduleOptions
+from trunkline.resources import check_known
+from trunkline.types import Schedule
 
 
-class Schedules(Noun):
+class Schedules(Resource):
     """`client.schedules`"""
 
-    async def create(
-        self,
-        name: str,
-        cron: str,
-        *,
-        topic: str | None = None,
-        queue: str | None = None,
-        body: Any = None,
-        key: str | None = None,
-        routing_key: str | None = None,
-        label: str | None = None,
-        headers: Headers | None = None,
-        timezone: str = "UTC",
-        catch_up: CatchUp = "one",
-    ) -> Schedule:
+    async def create(self, name: str, cron: str, **options: Unpack[ScheduleOptions]) -> Schedule:
         """Create a schedule that publishes `body` to a topic or a queue.
 
         It fires once across all processes that run upkeep. `catch_up` decides about times missed while no process ran
-        upkeep: `skip` them, fire `one`, or fire `all`.
+        upkeep: `skip` them, fire `one` (the default), or fire `all`. `timezone` defaults to UTC.
         """
-        return await self._make(False, name, cron, topic, queue, body, key, routing_key, label, headers, timezone, catch_up)
+        return await self._make(name, cron, options, ensure=False)
 
-    async def ensure(
-        self,
-        name: str,
-        cron: str,
-        *,
-        topic: str | None = None,
-        queue: str | None = None,
-        body: Any = None,
-        key: str | None = None,
-        routing_key: str | None = None,
-        label: str | None = None,
-        headers: Headers | None = None,
-        timezone: str = "UTC",
-        catch_up: CatchUp = "one",
-    ) -> Schedule:
+    async def ensure(self, name: str, cron: str, **options: Unpack[ScheduleOptions]) -> Schedule:
         """Create the schedule, or update it if it exists."""
-        return await self._make(True, name, cron, topic, queue, body, key, routing_key, label, headers, timezone, catch_up)
+        return await self._make(name, cron, options, ensure=True)
 
-    async def _make(
-        self,
-        ensure: bool,
-        name: str,
-        cron: str,
-        topic: str | None,
-        queue: str | None,
-        body: Any,
-        key: str | None,
-        routing_key: str | None,
-        label: str | None,
-        headers: Headers | None,
-        timezone: str,
-        catch_up: CatchUp,
-    ) -> Schedule:
-        payload = to_json(body).decode()
+    async def _make(self, name: str, cron: str, options: ScheduleOptions, *, ensure: bool) -> Schedule:
+        check_known(ScheduleOptions, options)
+        payload = to_json(options.pop("body", None)).decode()
+        headers = headers_json(options.pop("headers", None))
         async with self._writing() as conn:
-            return await calls.create_schedule(
-                conn,
-                name,
-                cron,
-                ensure=ensure,
-                topic=topic,
-                queue=queue,
-                payload=payload,
-                key=key,
-                routing_key=routing_key,
-                label=label,
-                headers=headers_json(headers),
-                timezone=timezone,
-                catch_up=catch_up,
-            )
+            return await calls.create_schedule(conn, name, cron, ensure=ensure, payload=payload, headers=headers, **options)
 
     async def list(self) -> builtins.list[Schedule]:
         """List all schedules by name."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import builtins
 
-from trunkline.client.noun import Noun
-from trunkline.codec import place
+from trunkline.client.resource import Resource
+from trunkline.codec import position_text
 from trunkline.db import calls
-from trunkline.types import Headers, Place, Reader, Subscription
+from trunkline.types import Headers, Position, Reader, Subscription
 
 
-class Subscriptions(Noun):
+class Subscriptions(Resource):
     """`client.subscriptions`"""
 
     async def add(
@@ -20,7 +20,7 @@ class Subscriptions(Noun):
         *,
         pattern: str = "#",
         headers: Headers | None = None,
-        start: Place = "latest",
+        start: Position = "latest",
         name: str | None = None,
     ) -> Subscription:
         """Subscribe the queue to a topic, for messages that match `pattern` (on the routing key) and `headers`.
@@ -29,7 +29,9 @@ class Subscriptions(Noun):
         """
         await self._session().sequence_before(topic, start)
         async with self._writing() as conn:
-            await calls.subscribe(conn, queue, topic, pattern=pattern, headers=headers, start=place(start), name=name)
+            await calls.subscribe(
+                conn, queue, topic, pattern=pattern, headers=headers, start=position_text(start), name=name
+            )
             rows = await calls.list_subscriptions(conn, queue, topic)
         return next(row for row in rows if row.name == (name or topic))
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import builtins
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
-from trunkline.client.noun import Noun, settings
-from trunkline.codec import duration, place
+from trunkline.client.resource import Resource
+from trunkline.codec import duration, position_text
 from trunkline.db import calls
 from trunkline.db.calls import inspection
+from trunkline.resources import TopicSettings, checked
 from trunkline.types import (
     Duration,
     Message,
     PartitionMap,
-    Place,
+    Position,
     Search,
     SearchRange,
     Selection,
@@ -27,19 +28,10 @@ T = TypeVar("T")
 _PAGE = 1000
 
 
-class Topics(Noun):
+class Topics(Resource):
     """`client.topics`"""
 
-    async def create(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        retention: Duration | None = None,
-        retention_bytes: int | None = None,
-        hard_retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Topic:
+    async def create(self, name: str, **settings: Unpack[TopicSettings]) -> Topic:
         """Create a topic. Raises `AlreadyExists` if the name is taken.
 
         Defaults: one partition, messages are kept for 7 days.
@@ -48,25 +40,10 @@ class Topics(Noun):
             return await calls.create_topic(
                 conn,
                 name,
-                **settings(
-                    partitions=partitions,
-                    retention=retention,
-                    retention_bytes=retention_bytes,
-                    hard_retention=hard_retention,
-                    max_payload=max_payload,
-                ),
+                **checked(TopicSettings, settings),
             )
 
-    async def ensure(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        retention: Duration | None = None,
-        retention_bytes: int | None = None,
-        hard_retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Topic:
+    async def ensure(self, name: str, **settings: Unpack[TopicSettings]) -> Topic:
         """Create the topic, or update the given settings if it exists.
 
         Raises `AlreadyExists` if it has a different number of partitions. `alter` can add partitions, which changes the
@@ -76,25 +53,10 @@ class Topics(Noun):
             return await calls.ensure_topic(
                 conn,
                 name,
-                **settings(
-                    partitions=partitions,
-                    retention=retention,
-                    retention_bytes=retention_bytes,
-                    hard_retention=hard_retention,
-                    max_payload=max_payload,
-                ),
+                **checked(TopicSettings, settings),
             )
 
-    async def alter(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        retention: Duration | None = None,
-        retention_bytes: int | None = None,
-        hard_retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Topic:
+    async def alter(self, name: str, **settings: Unpack[TopicSettings]) -> Topic:
         """Change the given settings and keep the others.
 
         Partitions can be added but not removed; adding some changes the mapping of keys to partitions. A
@@ -104,13 +66,7 @@ class Topics(Noun):
             return await calls.alter_topic(
                 conn,
                 name,
-                **settings(
-                    partitions=partitions,
-                    retention=retention,
-                    retention_bytes=retention_bytes,
-                    hard_retention=hard_retention,
-                    max_payload=max_payload,
-                ),
+                **checked(TopicSettings, settings),
             )
 
     async def get(self, name: str) -> Topic:
@@ -159,13 +115,19 @@ class Topics(Noun):
         selection: Selection | None = None,
         *,
         partitions: Sequence[int] | None = None,
-        start: Place = "earliest",
-        end: Place = "latest",
+        start: Position = "earliest",
+        end: Position = "latest",
     ) -> builtins.list[SearchRange]:
         """Return what `search` would read at most: offsets, messages and about how many bytes, per partition."""
         async with self._session().reading(topic=topic) as conn:
             return await inspection.estimate_search(
-                conn, "topic", topic, selection or {}, partitions=partitions, start=place(start), end=place(end)
+                conn,
+                "topic",
+                topic,
+                selection or {},
+                partitions=partitions,
+                start=position_text(start),
+                end=position_text(end),
             )
 
     async def search(
@@ -174,8 +136,8 @@ class Topics(Noun):
         selection: Selection | None = None,
         *,
         partitions: Sequence[int] | None = None,
-        start: Place = "earliest",
-        end: Place = "latest",
+        start: Position = "earliest",
+        end: Position = "latest",
         limit: int = 50,
         backwards: bool = True,
         max_rows: int = 1_000_000,
@@ -195,8 +157,8 @@ class Topics(Noun):
                 topic,
                 selection or {},
                 partitions=partitions,
-                start=place(start),
-                end=place(end),
+                start=position_text(start),
+                end=position_text(end),
                 limit=limit,
                 backwards=backwards,
                 max_rows=max_rows,
@@ -229,10 +191,10 @@ class Topics(Noun):
             return await calls.read(conn, topic, partition, start=start, limit=limit, type=type)
 
     @overload
-    def scan(self, topic: str, *, start: Place = "earliest", type: None = None) -> AsyncIterator[Message[Any]]: ...
+    def scan(self, topic: str, *, start: Position = "earliest", type: None = None) -> AsyncIterator[Message[Any]]: ...
     @overload
-    def scan(self, topic: str, *, start: Place = "earliest", type: type[T]) -> AsyncIterator[Message[T]]: ...
-    async def scan(self, topic: str, *, start: Place = "earliest", type: Any = None) -> AsyncIterator[Message[Any]]:
+    def scan(self, topic: str, *, start: Position = "earliest", type: type[T]) -> AsyncIterator[Message[T]]: ...
+    async def scan(self, topic: str, *, start: Position = "earliest", type: Any = None) -> AsyncIterator[Message[Any]]:
         """Iterate over all messages from position `start` to the current head, partition by partition.
 
         Does not affect any reader.
@@ -249,35 +211,35 @@ class Topics(Noun):
                     yield message
 
     @overload
-    def tail(self, topic: str, *, start: Place = "latest", type: None = None) -> AsyncIterator[Message[Any]]: ...
+    def tail(self, topic: str, *, start: Position = "latest", type: None = None) -> AsyncIterator[Message[Any]]: ...
     @overload
-    def tail(self, topic: str, *, start: Place = "latest", type: type[T]) -> AsyncIterator[Message[T]]: ...
-    async def tail(self, topic: str, *, start: Place = "latest", type: Any = None) -> AsyncIterator[Message[Any]]:
+    def tail(self, topic: str, *, start: Position = "latest", type: type[T]) -> AsyncIterator[Message[T]]: ...
+    async def tail(self, topic: str, *, start: Position = "latest", type: Any = None) -> AsyncIterator[Message[Any]]:
         """Iterate over messages from position `start`, waiting for new ones without end. Does not affect any reader."""
         watch = self._session().wakeup.watch("topic", topic)
         try:
             partitions = (await self.get(topic)).partitions
             # messages committed before the call are not new
             await self._session().wakeup.sequence("topic", topic)
-            places = [await self._offset_of(topic, partition, start) for partition in range(partitions)]
+            positions = [await self._offset_of(topic, partition, start) for partition in range(partitions)]
             while True:
                 watch.reset()
                 quiet = True
-                for partition in range(len(places)):
-                    page = await self._page(topic, partition, places[partition], _PAGE, type)
+                for partition in range(len(positions)):
+                    page = await self._page(topic, partition, positions[partition], _PAGE, type)
                     for message in page:
                         quiet = False
-                        places[partition] = message.offset + 1
+                        positions[partition] = message.offset + 1
                         yield message
                 if quiet:
                     await watch.wait()
                     # partitions may have been added in the meantime
-                    places += [1] * ((await self.get(topic)).partitions - len(places))
+                    positions += [1] * ((await self.get(topic)).partitions - len(positions))
         finally:
             self._session().wakeup.unwatch(watch)
 
-    async def _offset_of(self, topic: str, partition: int, start: Place) -> int:
+    async def _offset_of(self, topic: str, partition: int, start: Position) -> int:
         if isinstance(start, int):
             return start
         async with self._session().reading(topic=topic) as conn:
-            return await calls.offset_of(conn, topic, partition, place(start))
+            return await calls.offset_of(conn, topic, partition, position_text(start))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from uuid import UUID
 
-from trunkline.codec import Encoded
+from trunkline.codec import EncodedMessage
 
 COLUMNS = "id, message_id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at"
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -32,7 +32,11 @@ def new_ids(count: int, at: datetime) -> list[UUID]:
 
 
 def rows(
-    messages: Sequence[Encoded], places: Sequence[int] | None, row_ids: Sequence[int], ids: Sequence[UUID], at: datetime
+    messages: Sequence[EncodedMessage],
+    places: Sequence[int] | None,
+    row_ids: Sequence[int],
+    ids: Sequence[UUID],
+    at: datetime,
 ) -> bytes:
     """Return the complete stream for `copy ... (place, COLUMNS) from stdin (format binary)`."""
     created = _moment(at)
@@ -55,7 +59,7 @@ def rows(
     return b"".join(parts)
 
 
-def fits(message: Encoded, max_payload: int) -> bool:
+def fits(message: EncodedMessage, max_payload: int) -> bool:
     """Return whether the message is within the limits of the publish functions, which report what exceeds them."""
     return (
         len(message.payload) <= max_payload

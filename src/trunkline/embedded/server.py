@@ -44,7 +44,7 @@ _ATTEMPTS = 5
 _ATTEMPT_PAUSE = 0.3
 _STATIC = {
     "max_connections": "200",
-    "shared_buffers": "256MB",
+    "shared_buffers": "128MB",
     "max_prepared_transactions": "20",
     "log_checkpoints": "off",  # one line every five minutes would fill most of the log
     "timezone": "UTC",

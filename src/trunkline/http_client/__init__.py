@@ -4,6 +4,5 @@ For programs that can reach the server but not its database. Requires `pip insta
 """
 
 from trunkline.http_client.client import HttpClient
-from trunkline.http_client.consuming import HttpBatch, HttpDeliveries, HttpDelivery
 
-__all__ = ["HttpBatch", "HttpClient", "HttpDeliveries", "HttpDelivery"]
+__all__ = ["HttpClient"]

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import datetime, timedelta
 from itertools import chain
 from typing import Any, Self, Unpack
 from uuid import UUID
 
 import msgspec
 
+from trunkline.client.batches import Batch
+from trunkline.client.deliveries import Deliveries, Delivery
+from trunkline.codec import duration
 from trunkline.errors import InvalidValue, NotFound, SettingsError
-from trunkline.http_client.consuming import FetchedRow, HttpBatch, HttpDeliveries, HttpDelivery, Settler
-from trunkline.http_client.nouns import HttpGroups, HttpSchedules, HttpSubscriptions, HttpTopics
+from trunkline.http_client.dead_letters import HttpDeadLetters
+from trunkline.http_client.groups import HttpGroups, group_path
+from trunkline.http_client.messages import NDJSON, array, batches, envelope, lines
 from trunkline.http_client.operations import HttpJobs, HttpPipelines, HttpSystem
-from trunkline.http_client.publishing import NDJSON, array, batches, envelope, lines
-from trunkline.http_client.queues import HttpDeadLetters, HttpQueues
-from trunkline.http_client.rows import DeliveryRow, seconds
+from trunkline.http_client.queues import HttpQueues
+from trunkline.http_client.runs import HttpRuns
+from trunkline.http_client.schedules import HttpSchedules
 from trunkline.http_client.searching import HttpInspection
-from trunkline.http_client.transport import Transport, quoted
+from trunkline.http_client.settler import HttpCommits, HttpSettler, deliveries_of
+from trunkline.http_client.subscriptions import HttpSubscriptions
+from trunkline.http_client.topics import HttpTopics
+from trunkline.http_client.transport import Transport, decoded, quoted
 from trunkline.messaging import ManyOptions, MessageOptions, QueueMessageOptions
 from trunkline.runtime.publisher import new_messages
 from trunkline.types import (
@@ -32,8 +40,10 @@ from trunkline.types import (
     Stats,
     TopicStats,
 )
+from trunkline.wire import DeliveryView, MessageView, seconds
 
-_PATIENCE = "20s"
+_LEASE = timedelta(seconds=30)
+_WAIT = "20s"
 
 
 class _Published(msgspec.Struct):
@@ -41,7 +51,15 @@ class _Published(msgspec.Struct):
 
 
 class _Claimed(msgspec.Struct):
-    deliveries: list[DeliveryRow]
+    deliveries: list[DeliveryView]
+
+
+class _Fetched(msgspec.Struct):
+    member: str
+    partition: int | None
+    generation: UUID | None
+    deadline: datetime | None
+    messages: list[MessageView]
 
 
 class _Numbers(msgspec.Struct):
@@ -61,12 +79,14 @@ class HttpClient:
         if not url:
             raise SettingsError("no server URL is set", hint="Pass a URL to the client, or set TRUNKLINE_URL.")
         self._transport = Transport(url, token or os.environ.get("TRUNKLINE_TOKEN"), timeout)
-        self._settler = Settler(self._transport)
+        self._settler = HttpSettler(self._transport)
+        self._commits = HttpCommits(self._transport)
         self.topics = HttpTopics(self._transport)
         self.queues = HttpQueues(self._transport)
         self.groups = HttpGroups(self._transport)
         self.subscriptions = HttpSubscriptions(self._transport)
         self.dead = HttpDeadLetters(self._transport)
+        self.runs = HttpRuns(self._transport)
         self.schedules = HttpSchedules(self._transport)
         self.inspect = HttpInspection(self._transport)
         self.jobs = HttpJobs(self._transport)
@@ -106,7 +126,7 @@ class HttpClient:
 
     async def _publish(self, path: str, message: NewMessage) -> Published:
         response = await self._transport.send("POST", path, envelope(message))
-        return msgspec.json.decode(response.content, type=Published)
+        return decoded(response.content, Published)
 
     async def _publish_many(self, path: str, messages: Iterable[NewMessage]) -> list[Published]:
         parts = batches(messages)
@@ -118,7 +138,7 @@ class HttpClient:
         else:
             # a stream is one transaction; its lines are encoded while they are sent
             response = await self._transport.send("POST", path, lines(chain((first, second), parts)), media=NDJSON)
-        return msgspec.json.decode(response.content, type=_Published).messages
+        return decoded(response.content, _Published).messages
 
     # Queues
 
@@ -132,7 +152,7 @@ class HttpClient:
         wait: Duration | None = None,
         consumer: str | None = None,
         type: Any = None,
-    ) -> HttpDeliveries:
+    ) -> Deliveries[Any]:
         """Claim up to `limit` and lease them. Waits up to `wait` for messages; without it, returns at once."""
         request = {
             "limit": limit,
@@ -142,34 +162,34 @@ class HttpClient:
             "wait": seconds(wait),
         }
         body = await self._transport.ask("POST", f"/v1/queues/{quoted(queue)}/claims", request, kind=_Claimed)
-        return HttpDeliveries.of(body.deliveries, self._settler.of(queue), type)
+        return deliveries_of(body.deliveries, self._settler.of(queue), type)
 
     async def ack(self, receipts: Sequence[str]) -> list[Result]:
         """Acknowledge deliveries, which are then never redelivered. The result is `lost` where the lease has ended."""
-        return await self._settler.settle("ack", receipts)
+        return await self._settler.ack(receipts)
 
     async def nack(
         self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None
     ) -> list[Result]:
         """Return failed deliveries to the queue for redelivery after `delay` (default: the queue's backoff)."""
-        return await self._settler.nack(receipts, delay, error)
+        return await self._settler.nack(receipts, delay=delay, error=error)
 
     async def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
         """Move deliveries to the dead letters now, whatever attempts remain."""
-        return await self._settler.settle("bury", receipts, error=error)
+        return await self._settler.bury(receipts, error=error)
 
     async def release(self, receipts: Sequence[str]) -> list[Result]:
         """Return deliveries to the queue now, without counting an attempt."""
-        return await self._settler.settle("release", receipts)
+        return await self._settler.release(receipts)
 
     async def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
         """Extend the leases of deliveries to `lease` from now."""
-        return await self._settler.extend(receipts, lease)
+        return await self._settler.extend(receipts, lease=lease)
 
-    async def deliveries(self, queue: str, **claim: Any) -> AsyncIterator[HttpDelivery]:
+    async def deliveries(self, queue: str, **claim: Any) -> AsyncIterator[Delivery[Any]]:
         """Iterate over deliveries, waiting for new ones without end. Settle each one."""
         while True:
-            for delivery in await self.claim(queue, wait=_PATIENCE, **claim):
+            for delivery in await self.claim(queue, wait=_WAIT, **claim):
                 yield delivery
 
     # Groups
@@ -184,16 +204,27 @@ class HttpClient:
         lease: Duration = "30s",
         wait: Duration | None = None,
         type: Any = None,
-    ) -> HttpBatch | None:
+    ) -> Batch[Any] | None:
         """Fetch the next messages of one partition and lease it to this member.
 
         Returns None if there is nothing to read.
         """
         request = {"member": member, "limit": limit, "lease_seconds": seconds(lease), "wait": seconds(wait)}
-        row = await self._transport.ask("POST", f"{_group(topic, group)}/fetch", request, kind=FetchedRow)
-        return HttpBatch(self._transport, topic, group, row, type) if row.messages else None
+        row = await self._transport.ask("POST", f"{group_path(topic, group)}/fetch", request, kind=_Fetched)
+        if row.generation is None or row.deadline is None:
+            return None
+        return Batch(
+            self._commits,
+            topic,
+            group,
+            member=row.member,
+            generation=row.generation,
+            deadline=row.deadline,
+            messages=[each.message(type) for each in row.messages],
+            lease=duration(lease) or _LEASE,
+        )
 
-    async def commit(self, topic: str, group: str, batch: HttpBatch, *, offset: int | None = None) -> Result:
+    async def commit(self, topic: str, group: str, batch: Batch[Any], *, offset: int | None = None) -> Result:
         """Commit the group's position after the batch, or after `offset`. Same as `batch.commit()`."""
         if (batch.topic, batch.group) != (topic, group):
             raise InvalidValue(f"the batch was fetched from {batch.topic} for {batch.group}, not from {topic} for {group}")
@@ -202,12 +233,14 @@ class HttpClient:
     async def heartbeat(self, topic: str, group: str, *, member: str, lease: Duration = "30s") -> int:
         """Extend the member's partition leases to `lease` from now. Returns the number of partitions it still holds."""
         request = {"member": member, "lease_seconds": seconds(lease)}
-        count: int = (await self._transport.ask("POST", f"{_group(topic, group)}/heartbeat", request))["partitions"]
+        count: int = (await self._transport.ask("POST", f"{group_path(topic, group)}/heartbeat", request))["partitions"]
         return count
 
     async def leave(self, topic: str, group: str, *, member: str) -> int:
         """Release the member's partitions. Returns their number."""
-        count: int = (await self._transport.ask("POST", f"{_group(topic, group)}/leave", {"member": member}))["partitions"]
+        count: int = (await self._transport.ask("POST", f"{group_path(topic, group)}/leave", {"member": member}))[
+            "partitions"
+        ]
         return count
 
     # Inspecting
@@ -228,7 +261,3 @@ class HttpClient:
         """Return the statistics of all topics, groups and queues."""
         body = await self._transport.ask("GET", "/v1/stats", kind=_Numbers)
         return Stats(topics=body.topics, groups=body.groups, queues=body.queues)
-
-
-def _group(topic: str, group: str) -> str:
-    return f"/v1/topics/{quoted(topic)}/groups/{quoted(group)}"

@@ -11,15 +11,15 @@ import msgspec
 from trunkline.db.calls.job_records import JobRow, JobView, LimitRow, WorkerRow
 from trunkline.db.calls.list_records import Finding, Progress
 from trunkline.db.calls.spark import Pipeline
-from trunkline.http_client.nouns import Noun
-from trunkline.http_client.rows import payload_bytes, seconds
-from trunkline.http_client.transport import PAGE, quoted
+from trunkline.http_client.resource import HttpResource
+from trunkline.http_client.transport import PAGE, decoded, quoted
 from trunkline.types import Duration
+from trunkline.wire import payload_bytes, seconds
 
 T = TypeVar("T")
 
 
-class _Lists(Noun):
+class _Lists(HttpResource):
     """Reads lists without pages."""
 
     async def _rows(self, path: str, kind: type[T], **query: Any) -> builtins.list[T]:
@@ -63,8 +63,8 @@ class HttpJobs(_Lists):
     async def get(self, id: UUID) -> JobView:
         """Get one job in any state."""
         response = await self._transport.send("GET", f"/v1/jobs/{id}")
-        rendered = msgspec.json.decode(response.content, type=_Details)
-        fields = msgspec.json.decode(response.content)
+        rendered = decoded(response.content, _Details)
+        fields: dict[str, Any] = decoded(response.content, dict)
         for name in ("encoding", "result_encoding"):
             del fields[name]
         # bytes in JSON are base64; these two come as the server renders payloads

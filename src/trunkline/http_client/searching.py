@@ -7,21 +7,21 @@ from typing import Any, Literal, Unpack
 
 import msgspec
 
-from trunkline.codec import place
-from trunkline.http_client.rows import MessageRow, seconds
+from trunkline.codec import position_text
 from trunkline.http_client.transport import Transport
 from trunkline.messaging import RangeOptions, SearchOptions
 from trunkline.types import Attention, Duration, RetentionDeadline, Search, SearchRange, Selection, SeriesPoint
+from trunkline.wire import MessageView, seconds
 
 SeriesKind = Literal["topic", "queue", "group", "endpoint", "label", "system"]
 
 
 class MessagesPage(msgspec.Struct):
-    data: list[MessageRow]
+    data: list[MessageView]
 
 
 class _Found(msgspec.Struct):
-    matches: list[MessageRow]
+    matches: list[MessageView]
     scanned: int
     matched: int
     stopped: Literal["end", "limit", "rows", "bytes", "time"]
@@ -50,8 +50,8 @@ def _range(selection: Selection | None, options: RangeOptions) -> dict[str, Any]
     return {
         "selection": selection or {},
         "partitions": None if partitions is None else list(partitions),
-        "start": place(options.get("start", "earliest")),
-        "end": place(options.get("end", "latest")),
+        "start": position_text(options.get("start", "earliest")),
+        "end": position_text(options.get("end", "latest")),
     }
 
 

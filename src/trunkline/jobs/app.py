@@ -16,15 +16,15 @@ from trunkline.codec import duration
 from trunkline.concurrency.aio import log
 from trunkline.db.calls import jobs as calls
 from trunkline.errors import InvalidArgument, InvalidType, InvalidValue, PermissionDenied, QueueNotFound
-from trunkline.jobs import enqueuing
+from trunkline.jobs import enqueue
 from trunkline.jobs.arguments import Arguments, parameters, wants_context
 from trunkline.jobs.backoff import Backoff
 from trunkline.jobs.context import Context, ProcessContext, SyncContext
+from trunkline.jobs.errors import UnknownKind
 from trunkline.jobs.handle import Handle
 from trunkline.jobs.job import Call, Catching, Definition, Job, Middleware, Options
 from trunkline.jobs.limits import Limit
 from trunkline.jobs.outcomes import result_type
-from trunkline.jobs.refusals import UnknownKind
 from trunkline.types import CatchUp, Duration
 
 P = ParamSpec("P")
@@ -359,20 +359,20 @@ class App:
         if isinstance(on, Client) or on is None:
             client = on or self.client
             try:
-                results = await enqueuing.enqueue(client, todo)
+                results = await enqueue.enqueue(client, todo)
             except QueueNotFound:
                 if not all(call.queue in self.queues for call in todo):
                     raise
                 for queue in {call.queue for call in todo}:
                     await self.setup_queue(queue)
-                results = await enqueuing.enqueue(client, todo)
+                results = await enqueue.enqueue(client, todo)
         else:
-            results = await enqueuing.enqueue_borrowed(on, todo)
+            results = await enqueue.enqueue_borrowed(on, todo)
         return self._handles(todo, results)
 
     def enqueue_calls_sync(self, todo: Sequence[Call], *, on: Any) -> list[Handle[Any]]:
         """Enqueue calls through the sync client or connection `on`."""
-        return self._handles(todo, enqueuing.enqueue_borrowed_sync(on, todo))
+        return self._handles(todo, enqueue.enqueue_borrowed_sync(on, todo))
 
     def _handles(self, todo: Sequence[Call], results: Sequence[Any]) -> list[Handle[Any]]:
         # not Handle[Any](...), which costs as much as everything else here
@@ -392,7 +392,7 @@ class App:
     async def cancel(self, id: UUID, reason: str | None = None) -> str:
         """Cancel a job.
 
-        Returns `requested` for a job that is waiting or running: it does not start, or its handler is cancelled, and it
+        Returns `requested` for a job that is ready or running: it does not start, or its handler is cancelled, and it
         becomes a dead letter with the reason. Returns `cancelled` for a job that waits for other jobs; it is removed at
         once. For a job that has ended, returns its state: `done`, `dead`, `cancelled`, `failed` or `gone`. Raises
         `JobNotFound` for an unknown id.

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from trunkline.errors import InvalidType, InvalidValue
-from trunkline.jobs.refusals import InvalidArguments
+from trunkline.jobs.errors import InvalidArguments
 
 
 class JobContext:

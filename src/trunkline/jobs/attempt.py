@@ -8,9 +8,10 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from trunkline.db.calls.job_records import Ending
+from trunkline.db.calls.job_records import JobEnd
 from trunkline.jobs.job import TRACK, UNIQUE, Job
-from trunkline.runtime.transactions import Once
+from trunkline.receipt import Receipt
+from trunkline.runtime.transactions import CommitMark
 from trunkline.types import Delivery
 
 
@@ -102,26 +103,22 @@ class Attempt:
         self.timer: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
         """The worker task that runs the handler."""
-        self._once: Once | None = None
+        self._once: CommitMark | None = None
 
     @property
     def receipt(self) -> str:
         return self.delivery.receipt
 
     @property
-    def position(self) -> int:
-        """The first part of the receipt, which identifies the message within its lease."""
-        return int(self.delivery.receipt.partition(".")[0])
+    def receipt_parts(self) -> Receipt:
+        parts = Receipt.parse(self.delivery.receipt)
+        assert parts is not None  # noqa: S101  # it is from a claim
+        return parts
 
     @property
-    def lease(self) -> str:
-        """The rest of the receipt, the same for all messages of a claim."""
-        return self.delivery.receipt.partition(".")[2]
-
-    @property
-    def once(self) -> Once:
+    def once(self) -> CommitMark:
         if self._once is None:
-            self._once = Once()
+            self._once = CommitMark()
         return self._once
 
     @property
@@ -135,5 +132,5 @@ class Attempt:
         """True if a plain ack settles it: no result, no unique key."""
         return self.unique is None and not self.tracked
 
-    def ending(self) -> Ending:
-        return Ending(self.receipt, self.delivery.id, self.result, self.tracked, self.unique)
+    def ending(self) -> JobEnd:
+        return JobEnd(self.receipt, self.delivery.id, self.result, self.tracked, self.unique)

@@ -22,7 +22,7 @@ from trunkline.db.sync.calls import jobs as sync_db
 from trunkline.db.sync.pool import Connection as SyncConnection
 from trunkline.jobs.arguments import JobContext, from_json, result_to_json, to_json
 from trunkline.jobs.attempt import ACK, Attempt, Stop
-from trunkline.jobs.refusals import EffectUnknown
+from trunkline.jobs.errors import EffectUnknown
 from trunkline.runtime.sync import transactions as sync_transactions
 from trunkline.runtime.transactions import settled
 from trunkline.types import Duration, Headers, Result
@@ -139,7 +139,7 @@ class Context(_About):
         attempt = self._attempt
 
         async def settle(conn: Connection) -> tuple[Result, str]:
-            result = (await db.finish_jobs(conn, "ack", [attempt.ending()]))[0]
+            result = (await db.settle_jobs(conn, "ack", [attempt.ending()]))[0]
             return result, await calls.transaction_number(conn)
 
         async with settled(self._worker.session, settle, once=[attempt.once]) as conn:
@@ -248,11 +248,11 @@ class SyncContext(_About):
         attempt = self._attempt
 
         def settle(conn: SyncConnection) -> tuple[Result, str]:
-            result = sync_db.finish_jobs(conn, "ack", [attempt.ending()])[0]
+            result = sync_db.settle_jobs(conn, "ack", [attempt.ending()])[0]
             return result, sync_calls.transaction_number(conn)
 
         session = self._worker.sync_client.session
-        # the async twin of `Once` has the same field, and an attempt has one `Once`
+        # the async twin of `CommitMark` has the same field, and an attempt has one `CommitMark`
         with sync_transactions.settled(session, settle, once=[attempt.once]) as conn:  # type: ignore[list-item]
             yield conn
         self._worker.loop.call_soon_threadsafe(self._worker.settled_by_handler, attempt)

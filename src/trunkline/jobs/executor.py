@@ -23,11 +23,11 @@ from trunkline.jobs.arguments import result_to_json
 from trunkline.jobs.attempt import ACK, RELEASE, Attempt, Settlement, Stop, StopReason
 from trunkline.jobs.backoff import Backoff
 from trunkline.jobs.context import Context, ProcessContext, SyncContext
+from trunkline.jobs.errors import EffectUnknown, HandlerStalled, InvalidArguments
 from trunkline.jobs.job import Middleware
 from trunkline.jobs.outcomes import Bury, Done, Retry, Snooze
-from trunkline.jobs.processes import HandlerError, Processes
-from trunkline.jobs.refusals import EffectUnknown, HandlerStalled, InvalidArguments
-from trunkline.jobs.threads import Threads
+from trunkline.jobs.process_pool import HandlerError, ProcessPool
+from trunkline.jobs.thread_pool import ThreadPool
 from trunkline.types import Result
 
 LEAVE_SECONDS = 5.0
@@ -38,8 +38,8 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 class Host(Protocol):
     """The part of a worker that an executor needs."""
 
-    threads: Threads
-    processes: Processes
+    threads: ThreadPool
+    processes: ProcessPool
     closed: bool
 
     async def cancel_reason(self, id: UUID) -> str | None: ...

@@ -11,7 +11,7 @@ from trunkline.db.calls import jobs as calls
 from trunkline.db.calls.job_records import JobResult
 from trunkline.errors import InvalidValue, Timeout
 from trunkline.jobs.arguments import from_json
-from trunkline.jobs.refusals import JobFailed
+from trunkline.jobs.errors import JobFailed
 from trunkline.types import Duration
 
 if TYPE_CHECKING:

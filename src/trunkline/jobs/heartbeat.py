@@ -14,7 +14,7 @@ from trunkline.client import SyncClient
 from trunkline.concurrency.aio import log
 from trunkline.errors import TrunklineError
 from trunkline.jobs.attempt import Attempt
-from trunkline.jobs.refusals import HandlerStalled
+from trunkline.jobs.errors import HandlerStalled
 from trunkline.runtime.leases import HeldLeases
 
 _LOOK = 0.25

@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from trunkline.client import Client, SyncClient
-from trunkline.client.borrowed import AsyncBorrowed, SyncBorrowed
+from trunkline.client.foreign_connections import AsyncForeignConnection, SyncForeignConnection
 from trunkline.errors import InvalidType, InvalidValue
 from trunkline.jobs.arguments import Arguments
 from trunkline.jobs.backoff import Backoff
@@ -236,16 +236,16 @@ class Job(Generic[P, R]):
         return await self.app.enqueue_many(calls)
 
     @overload
-    def on(self, conn: AsyncBorrowed | Client) -> BoundJob[P, R]: ...
+    def on(self, conn: AsyncForeignConnection | Client) -> BoundJob[P, R]: ...
     @overload
-    def on(self, conn: SyncBorrowed | SyncClient) -> SyncBoundJob[P, R]: ...
+    def on(self, conn: SyncForeignConnection | SyncClient) -> SyncBoundJob[P, R]: ...
     def on(self, conn: Any) -> BoundJob[P, R] | SyncBoundJob[P, R]:
         """Enqueue on your connection, in your transaction. The job is enqueued if and only if the transaction commits.
 
         Takes any connection that `client.on` takes, or a client. On an async connection or client, `enqueue` must be
         awaited; on others it is a plain call.
         """
-        from trunkline.client.borrowed import is_async
+        from trunkline.client.foreign_connections import is_async
 
         if isinstance(conn, Client) or (not isinstance(conn, SyncClient) and is_async(conn)):
             return BoundJob(self, conn)

@@ -1,12 +1,20 @@
-"""Global limits, shared by all workers: concurrent jobs and start rates."""
+"""Limits on jobs: global limits that all workers share, and those of one kind of job in a worker."""
 
 from __future__ import annotations
 
+from collections import deque
 from datetime import timedelta
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from trunkline.codec import duration
 from trunkline.errors import InvalidValue
 from trunkline.types import Duration
+
+if TYPE_CHECKING:
+    from trunkline.jobs.attempt import Attempt
+    from trunkline.jobs.job import Job
+    from trunkline.jobs.worker import Worker
 
 
 class Limit:
@@ -35,7 +43,7 @@ class Limit:
         self.rate = None if rate is None else rate / (duration(per) or timedelta(seconds=1)).total_seconds()
 
 
-class Holder:
+class LimitShare:
     """A worker's share of one limit: granted capacity and acquired tokens."""
 
     TOKEN_SECONDS = 1.0
@@ -74,3 +82,50 @@ class Holder:
 
     def leave(self) -> None:
         self.running -= 1
+
+
+class KindLimits:
+    """Decides whether another job of one kind may start in this worker."""
+
+    def __init__(self, worker: Worker, job: Job[..., Any], queue_limits: Any) -> None:
+        self._most = job.definition.concurrency
+        self._running = 0
+        self._worker = worker
+        self.shares: list[LimitShare] = [worker.share(limit) for limit in (*queue_limits, *job.definition.limits)]
+
+    @property
+    def open(self) -> bool:
+        """True if one more job may start."""
+        return self.local_room() and (not self.shares or self.room())
+
+    def local_room(self) -> bool:
+        return self._most is None or self._running < self._most
+
+    def room(self) -> bool:
+        now = monotonic()
+        return all(share.room(now) for share in self.shares)
+
+    def full(self, blocked: deque[Attempt] | None) -> bool:
+        """Return whether more jobs of this kind would only wait in this worker."""
+        if not blocked:
+            return False
+        return not self.local_room() or len(blocked) >= 2 * max(1, self._running) or not self.room()
+
+    def enter(self) -> None:
+        self._running += 1
+        for share in self.shares:
+            share.enter()
+
+    def leave(self) -> None:
+        self._running -= 1
+        for share in self.shares:
+            share.leave()
+
+    def wait(self) -> None:
+        for share in self.shares:
+            share.waiting += 1
+        self._worker.need_limits()
+
+    def unwait(self) -> None:
+        for share in self.shares:
+            share.waiting = max(0, share.waiting - 1)

@@ -160,7 +160,7 @@ class Jobs:
         return {row.queue: (0 if row.paused else row.ready, row.leased) for row in rows if row.queue in worker.queues}
 
     async def _has_work(self, conn: Connection, queue: str) -> bool:
-        rows = await calls.list_jobs(conn, queue, state="waiting", limit=10_000)
+        rows = await calls.list_jobs(conn, queue, state="ready", limit=10_000)
         runnable = {name for name, job in self.app.kinds.items() if job.function is not None}
         return any(row.kind in runnable for row in rows)
 

@@ -14,7 +14,6 @@ from uuid import UUID
 
 from trunkline import __version__
 from trunkline.client import SyncClient
-from trunkline.client.consuming import consumer_name
 from trunkline.codec import duration
 from trunkline.concurrency.aio import BackgroundTask, Signal, log
 from trunkline.db.calls import jobs
@@ -25,15 +24,16 @@ from trunkline.jobs.app import App
 from trunkline.jobs.arguments import Arguments
 from trunkline.jobs.attempt import ACK, RELEASE, Attempt, Settlement, Stop, StopReason
 from trunkline.jobs.context import Context, SyncContext
+from trunkline.jobs.errors import UnknownKind
 from trunkline.jobs.executor import LEAVE_SECONDS
 from trunkline.jobs.heartbeat import Heartbeat
 from trunkline.jobs.job import Definition, Job
-from trunkline.jobs.lane import Lane
-from trunkline.jobs.limits import Holder, Limit
-from trunkline.jobs.processes import Processes
-from trunkline.jobs.refusals import UnknownKind
-from trunkline.jobs.settling import AttemptSettler
-from trunkline.jobs.threads import Threads
+from trunkline.jobs.limits import Limit, LimitShare
+from trunkline.jobs.process_pool import ProcessPool
+from trunkline.jobs.queue_worker import QueueWorker
+from trunkline.jobs.settle import AttemptSettler
+from trunkline.jobs.thread_pool import ThreadPool
+from trunkline.runtime.names import consumer_name
 from trunkline.runtime.session import Session
 from trunkline.types import Duration, Result
 
@@ -72,7 +72,7 @@ class Worker:
         self.cancels: dict[UUID, str] = {}
         self.closed = False
         self.stopping = False
-        self.alone: Lane | None = None
+        self.alone: QueueWorker | None = None
         """The queue whose next job must run while no other job runs in this worker."""
         names = list(app.queues) if queues is None else queues
         self.queues = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, _CONCURRENCY)
@@ -85,8 +85,8 @@ class Worker:
         self._grace = (duration(grace) or timedelta(0)).total_seconds()
         self._stall = (duration(stall) or timedelta(0)).total_seconds()
         self._on_finished = on_finished
-        self._holders: dict[str, Holder] = {}
-        self._lanes: list[Lane] = []
+        self._shares: dict[str, LimitShare] = {}
+        self._queue_workers: list[QueueWorker] = []
         self._pid = os.getpid()
         self._forced = asyncio.Event()
         self._stop_asked = asyncio.Event()
@@ -119,8 +119,8 @@ class Worker:
         self.sync_client = SyncClient(url, max_connections=max(4, *self.queues.values()))
         """For plain handlers. The heartbeat uses a separate client, so that it never waits for them."""
         self._beats = SyncClient(url, max_connections=1)
-        self.threads = Threads()
-        self.processes = Processes()
+        self.threads = ThreadPool()
+        self.processes = ProcessPool()
         self.settler = AttemptSettler(self.session, self._close)
         self.heartbeat = Heartbeat(
             self._beats,
@@ -128,15 +128,15 @@ class Worker:
             on_lost=self._lost,
             on_stall=self._stalled,
         )
-        self._lanes = [Lane(self, queue, count, self._prefetch) for queue, count in self.queues.items()]
+        self._queue_workers = [QueueWorker(self, queue, count, self._prefetch) for queue, count in self.queues.items()]
         try:
             await self.refresh_cancels(force=True)
             await self._register()
             self._loops = [BackgroundTask(self._tick_for_ever, "trunkline worker")]
-            if self._holders:
+            if self._shares:
                 self._loops.append(BackgroundTask(self._limit_for_ever, "trunkline limits"))
-            for lane in self._lanes:
-                await lane.start()
+            for queue_worker in self._queue_workers:
+                await queue_worker.start()
         except BaseException:
             await self.stop()
             raise
@@ -169,13 +169,13 @@ class Worker:
         if self.stopping:
             return
         self.stopping = True
-        for lane in self._lanes:
-            for attempt in lane.stop():
+        for queue_worker in self._queue_workers:
+            for attempt in queue_worker.stop():
                 attempt.settled = RELEASE
                 self.settler.settle(attempt, RELEASE)
         if not await self._quiet(self._grace):
-            for lane in self._lanes:
-                for attempt in lane.active():
+            for queue_worker in self._queue_workers:
+                for attempt in queue_worker.active():
                     self._interrupt(attempt, Stop(StopReason.SHUTDOWN, "the worker was stopped"))
             await self._quiet(LEAVE_SECONDS + 1, forced=False)
         await self.settler.drain(LEAVE_SECONDS)
@@ -184,8 +184,8 @@ class Worker:
         self.closed = True
         for loop in self._loops:
             await loop.end()
-        for lane in self._lanes:
-            await lane.end()
+        for queue_worker in self._queue_workers:
+            await queue_worker.end()
         await self.settler.end()
         self.heartbeat.stop()
         self.threads.end()
@@ -208,17 +208,17 @@ class Worker:
     @property
     def busy(self) -> bool:
         """True if a handler runs or a job is still to be settled."""
-        return self.settler.busy or any(lane.running for lane in self._lanes)
+        return self.settler.busy or any(queue_worker.running for queue_worker in self._queue_workers)
 
     @property
     def held(self) -> int:
         """Number of claimed jobs, running or not."""
-        return sum(lane.held for lane in self._lanes)
+        return sum(queue_worker.held for queue_worker in self._queue_workers)
 
     async def _quiet(self, seconds: float, *, forced: bool = True) -> bool:
         """Wait until no job runs, at most `seconds` or until a second signal. Returns whether none runs."""
         end = monotonic() + seconds
-        while any(lane.running or lane.claiming for lane in self._lanes):
+        while any(queue_worker.running or queue_worker.claiming for queue_worker in self._queue_workers):
             if monotonic() > end or (forced and self._forced.is_set()):
                 return False
             await asyncio.sleep(0.02)
@@ -251,10 +251,10 @@ class Worker:
         attempt.stop = stop
         attempt.task.cancel()
         grace = LEAVE_SECONDS + (1.0 if not attempt.job.is_async else 0.0)
-        self.loop.call_later(grace, self._lane_of(attempt).abandon, attempt)
+        self.loop.call_later(grace, self._queue_worker_of(attempt).abandon, attempt)
 
-    def _lane_of(self, attempt: Attempt) -> Lane:
-        return next(lane for lane in self._lanes if lane.runs(attempt))
+    def _queue_worker_of(self, attempt: Attempt) -> QueueWorker:
+        return next(queue_worker for queue_worker in self._queue_workers if queue_worker.runs(attempt))
 
     def context(self, attempt: Attempt) -> Context:
         return Context(self, attempt)
@@ -275,13 +275,13 @@ class Worker:
             return False
         error = f"HandlerStalled: the handler blocked the event loop for {seconds:.1f} s; make it a plain function"
         log.error("handler stalled job=%s id=%s error=%s", attempt.job.name, attempt.delivery.id, error)
-        settlement = attempt.settled = self._lane_of(attempt).executor.settle_stall(attempt, error)
+        settlement = attempt.settled = self._queue_worker_of(attempt).executor.settle_stall(attempt, error)
         try:
             with self._beats.session.connection(writing=True) as conn:
                 if settlement.verb == "nack":
                     sync_calls.nack(conn, [attempt.receipt], delay=settlement.delay, error=error)
                 else:
-                    sync_jobs.finish_jobs(conn, settlement.verb, [attempt.ending()], error=error)
+                    sync_jobs.settle_jobs(conn, settlement.verb, [attempt.ending()], error=error)
         except TrunklineError:
             # the loop retries it until the database is available again
             self.loop.call_soon_threadsafe(self.settler.settle, attempt, settlement)
@@ -340,8 +340,8 @@ class Worker:
 
     # Limits
 
-    def holder(self, limit: Limit) -> Holder:
-        return self._holders.setdefault(limit.name, Holder(limit))
+    def share(self, limit: Limit) -> LimitShare:
+        return self._shares.setdefault(limit.name, LimitShare(limit))
 
     def need_limits(self) -> None:
         self._limits_needed.set()
@@ -354,8 +354,8 @@ class Worker:
                 pause = await self._ask_limits()
             except TrunklineError as exc:
                 log.warning("could not acquire limits; retrying in %s s error=%s", pause, exc)
-            for lane in self._lanes:
-                lane.unblock()
+            for queue_worker in self._queue_workers:
+                queue_worker.unblock()
             self._limits_needed.clear()
             if pause > 0.02:
                 await asyncio.sleep(0.02)
@@ -365,30 +365,30 @@ class Worker:
     async def _ask_limits(self) -> float:
         pause = 1.0
         capacity = sum(self.queues.values())
-        holders = [holder for holder in self._holders.values() if holder.limit.running is not None]
+        shares = [share for share in self._shares.values() if share.limit.running is not None]
         async with self.session.connection(writing=True) as conn:
-            if holders:
-                wants = [capacity if holder.waiting or holder.used else holder.running for holder in holders]
-                grants = await jobs.hold_slots(
-                    conn, self.name, [holder.limit.name for holder in holders], wants, span=_SLOT_SPAN
+            if shares:
+                wants = [capacity if share.waiting or share.used else share.running for share in shares]
+                grants = await jobs.acquire_limit(
+                    conn, self.name, [share.limit.name for share in shares], wants, span=_SLOT_SPAN
                 )
-                for holder, granted in zip(holders, grants, strict=True):
-                    holder.granted = granted
-                    holder.used = False
-                    if holder.waiting and granted <= holder.running:
+                for share, granted in zip(shares, grants, strict=True):
+                    share.granted = granted
+                    share.used = False
+                    if share.waiting and granted <= share.running:
                         pause = min(pause, 0.1)
-            for holder in self._holders.values():
-                if holder.limit.rate is None or not holder.waiting:
+            for share in self._shares.values():
+                if share.limit.rate is None or not share.waiting:
                     continue
                 now = monotonic()
-                fresh = now - holder.tokens_at < holder.TOKEN_SECONDS
-                if fresh and holder.tokens >= holder.waiting:
+                fresh = now - share.tokens_at < share.TOKEN_SECONDS
+                if fresh and share.tokens >= share.waiting:
                     continue
-                unused = holder.tokens if fresh else 0
-                granted, seconds = await jobs.take_tokens(conn, holder.limit.name, holder.wanted() - unused)
-                holder.tokens = unused + granted
-                holder.tokens_at = now if granted or not fresh else holder.tokens_at
-                if holder.tokens < holder.waiting:
+                unused = share.tokens if fresh else 0
+                granted, seconds = await jobs.acquire_tokens(conn, share.limit.name, share.wanted() - unused)
+                share.tokens = unused + granted
+                share.tokens_at = now if granted or not fresh else share.tokens_at
+                if share.tokens < share.waiting:
                     pause = min(pause, max(seconds, 0.005))
         return pause
 
@@ -399,7 +399,7 @@ class Worker:
         while True:
             await asyncio.sleep(_CANCEL_SECONDS)
             try:
-                if any(lane.running for lane in self._lanes):
+                if any(queue_worker.running for queue_worker in self._queue_workers):
                     await self.refresh_cancels()
                 if monotonic() - registered > _REGISTER_SECONDS:
                     registered = monotonic()
@@ -419,9 +419,9 @@ class Worker:
                 for name, job in sorted(self.app.kinds.items())
                 if job.definition.limits
             },
-            "running": sum(lane.running for lane in self._lanes),
-            "done": sum(lane.done for lane in self._lanes),
-            "failed": sum(lane.failed for lane in self._lanes),
+            "running": sum(queue_worker.running for queue_worker in self._queue_workers),
+            "done": sum(queue_worker.done for queue_worker in self._queue_workers),
+            "failed": sum(queue_worker.failed for queue_worker in self._queue_workers),
         }
         schemas = None if self._registered else self._schemas()
         # after a failure they are sent again: the row may be gone

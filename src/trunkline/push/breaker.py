@@ -51,7 +51,7 @@ class Breaker:
     def half_open(self) -> bool:
         return self._openings > 0 and monotonic() >= max(self._open_until, self._refused_until)
 
-    async def take_probe(self) -> bool:
+    async def acquire_probe(self) -> bool:
         """Try to acquire the probe. Call it with a message in hand, or the probe is wasted."""
         self.probing = await self._store.probe()
         if not self.probing:

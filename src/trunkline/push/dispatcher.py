@@ -12,31 +12,31 @@ from uuid import UUID
 
 import aiohttp
 
-from trunkline.client.consuming import consumer_name
 from trunkline.concurrency.aio import log
 from trunkline.db.calls import push
-from trunkline.db.calls.push import Planned
+from trunkline.db.calls.push import EndpointPlan
 from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
-from trunkline.push import requests
+from trunkline.push.attempt_log import AttemptLog, RenewedLeases
 from trunkline.push.egress import Guard
-from trunkline.push.lane import Lane, trial_settlement
-from trunkline.push.outcomes import Answer
-from trunkline.push.permits import Pace
-from trunkline.push.requests import Prepared, Sender
-from trunkline.push.settling import Held, Settlements
+from trunkline.push.endpoint_sender import EndpointSender, trial_settlement
+from trunkline.push.outcomes import Reply
+from trunkline.push.rate_limiter import RateLimiter
+from trunkline.push.request import READ_LIMIT, Prepared, trial
+from trunkline.push.sender import Sender
+from trunkline.runtime.names import consumer_name
 from trunkline.runtime.session import Session
 
 PLAN_SECONDS = 0.9
 
 
-class Post:
+class DispatchContext:
     """State shared by all endpoints of a dispatcher."""
 
     def __init__(self, session: Session, sender: Sender, on_start: Callable[[str], None] | None) -> None:
         self.name = consumer_name()
         self.session = session
-        self.held = Held(session)
-        self.settlements = Settlements(session, self.name, self.held)
+        self.held = RenewedLeases(session)
+        self.attempt_log = AttemptLog(session, self.name, self.held)
         self._sender = sender
         self._on_start = on_start
         self._clock = time.time() - monotonic()
@@ -48,7 +48,7 @@ class Post:
     def now(self) -> float:
         return self._clock + monotonic()
 
-    def request(self, planned: Planned, prepared: Prepared, limit: int = requests.READ_LIMIT) -> Coroutine[Any, Any, Answer]:
+    def request(self, planned: EndpointPlan, prepared: Prepared, limit: int = READ_LIMIT) -> Coroutine[Any, Any, Reply]:
         if self._on_start is not None:
             self._on_start(planned.name)
         return self._sender.send(
@@ -85,77 +85,77 @@ class Dispatcher:
         self._grace = grace
         self._on_start = on_start
         self._resolver = resolver
-        self._lanes: dict[int, Lane] = {}
+        self._senders: dict[int, EndpointSender] = {}
         self._trials: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
         session = Session(self._url, max_connections=self._max_connections, prepare=True, pool_timeout=timedelta(seconds=30))
         sender = Sender(self._guard, resolver=self._resolver)
-        post = Post(session, sender, self._on_start)
+        context = DispatchContext(session, sender, self._on_start)
         try:
             while not stop.is_set():
-                await self._refresh(post)
+                await self._refresh(context)
                 try:
                     await asyncio.wait_for(stop.wait(), PLAN_SECONDS)
                 except TimeoutError:
                     continue
         finally:
-            await self._end(post)
+            await self._end(context)
             await sender.close()
             await session.close()
 
-    async def _refresh(self, post: Post) -> None:
+    async def _refresh(self, context: DispatchContext) -> None:
         asked_at = monotonic()
         try:
-            async with post.session.connection(writing=True) as conn:
-                plan = await push.dispatch_plan(conn, post.name)
+            async with context.session.connection(writing=True) as conn:
+                plan = await push.dispatch_plan(conn, context.name)
         except (Unavailable, OutcomeUnknown) as exc:
             log.warning("could not load the dispatch plan; retrying in %s s: %s", PLAN_SECONDS, exc)
             return
         if plan:
-            post.set_clock(plan[0].now)
+            context.set_clock(plan[0].now)
         wanted = {planned.endpoint_id: planned for planned in plan if planned.queues}
-        for gone in self._lanes.keys() - wanted.keys():
-            task = asyncio.create_task(self._lanes.pop(gone).stop(self._grace))
+        for gone in self._senders.keys() - wanted.keys():
+            task = asyncio.create_task(self._senders.pop(gone).stop(self._grace))
             self._keep(task)
         for number, planned in wanted.items():
-            if number in self._lanes:
-                self._lanes[number].update(planned, asked_at)
+            if number in self._senders:
+                self._senders[number].update(planned, asked_at)
             else:
-                self._lanes[number] = Lane(post, planned)
+                self._senders[number] = EndpointSender(context, planned)
         for planned in plan:
             for id in planned.tests or ():
-                self._keep(asyncio.create_task(self._try_out(post, planned, id)))
+                self._keep(asyncio.create_task(self._try_out(context, planned, id)))
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._trials.add(task)
         task.add_done_callback(self._trials.discard)
 
-    async def _try_out(self, post: Post, planned: Planned, id: UUID) -> None:
+    async def _try_out(self, context: DispatchContext, planned: EndpointPlan, id: UUID) -> None:
         async def take(want: int) -> push.Permits:
-            async with post.session.connection(writing=True) as conn:
-                return await push.take_permits(conn, planned.endpoint_id, want)
+            async with context.session.connection(writing=True) as conn:
+                return await push.acquire_permits(conn, planned.endpoint_id, want)
 
         if planned.rate is not None:
             # test requests count towards the rate limit
-            await Pace(take).permit()
+            await RateLimiter(take).permit()
         started = monotonic()
-        answer = await post.request(planned, requests.trial(id))
-        if answer.refused:
-            async with post.session.connection(writing=True) as conn:
-                await push.bar_dispatcher(conn, post.name, planned.endpoint_id, answer.error or "", probing=False)
+        response = await context.request(planned, trial(id))
+        if response.refused:
+            async with context.session.connection(writing=True) as conn:
+                await push.deny_egress(conn, context.name, planned.endpoint_id, response.error or "", probing=False)
                 if await push.return_test(conn, planned.endpoint_id, id):
                     return  # another dispatcher may send it
-        post.settlements.add([trial_settlement(planned, id, answer, started)])
+        context.attempt_log.add([trial_settlement(planned, id, response, started)])
 
-    async def _end(self, post: Post) -> None:
-        stopping = [lane.stop(self._grace) for lane in self._lanes.values()]
+    async def _end(self, context: DispatchContext) -> None:
+        stopping = [sender.stop(self._grace) for sender in self._senders.values()]
         await asyncio.gather(*stopping, return_exceptions=True)
         if self._trials:
             await asyncio.wait(tuple(self._trials), timeout=self._grace)
-        await post.settlements.drain()
+        await context.attempt_log.drain()
         try:
-            async with post.session.connection(writing=True) as conn:
-                await push.leave_dispatch(conn, post.name)
+            async with context.session.connection(writing=True) as conn:
+                await push.leave_dispatch(conn, context.name)
         except TrunklineError as exc:
-            log.warning("could not deregister dispatcher dispatcher=%s error=%s", post.name, exc)
+            log.warning("could not deregister dispatcher dispatcher=%s error=%s", context.name, exc)

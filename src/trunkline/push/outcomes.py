@@ -14,7 +14,7 @@ LONGEST_PAUSE = timedelta(days=1)
 _BURY = "trunkline-outcome"
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """A response, or its absence: then `status` is None and `error` has the reason."""
 
     status: int | None
@@ -26,11 +26,11 @@ class Answer(NamedTuple):
     """Egress was denied; nothing was sent."""
 
 
-def no_answer(error: str, seconds: float) -> Answer:
-    return Answer(None, {}, b"", error, seconds)
+def no_response(error: str, seconds: float) -> Reply:
+    return Reply(None, {}, b"", error, seconds)
 
 
-class Verdict(NamedTuple):
+class Outcome(NamedTuple):
     """The outcome of one delivery. `delay` None: use the queue's backoff."""
 
     outcome: Literal["acked", "nacked", "buried", "released"]
@@ -38,14 +38,14 @@ class Verdict(NamedTuple):
     error: str | None = None
 
 
-ACKED = Verdict("acked")
+ACKED = Outcome("acked")
 
 Health = Literal["good", "busy", "failing", "gone", "unknown"]
 """Endpoint health. Good responses raise the window, busy ones lower it, failing ones count towards the breaker, gone
 disables the endpoint. Unknown: no request was made."""
 
 
-class Item(msgspec.Struct):
+class ReplyItem(msgspec.Struct):
     """The receiver's result for one message of a batch."""
 
     id: UUID
@@ -55,23 +55,23 @@ class Item(msgspec.Struct):
 
 
 class Results(msgspec.Struct):
-    results: list[Item]
+    results: list[ReplyItem]
 
 
-def health(answer: Answer) -> Health:
-    if answer.refused:
+def health(response: Reply) -> Health:
+    if response.refused:
         return "unknown"
-    if answer.status is None or answer.error is not None or answer.status >= 500:
-        return "busy" if answer.status == 503 and "retry-after" in answer.headers else "failing"
-    if answer.status == 410:
+    if response.status is None or response.error is not None or response.status >= 500:
+        return "busy" if response.status == 503 and "retry-after" in response.headers else "failing"
+    if response.status == 410:
         return "gone"
-    return "busy" if answer.status in (408, 429) else "good"
+    return "busy" if response.status in (408, 429) else "good"
 
 
-def pause_asked_for(answer: Answer, now: float) -> timedelta | None:
+def pause_asked_for(response: Reply, now: float) -> timedelta | None:
     """Parse `Retry-After` of a 429 or 503: seconds, or a date."""
-    text = answer.headers.get("retry-after", "").strip()
-    if answer.status not in (429, 503) or not text:
+    text = response.headers.get("retry-after", "").strip()
+    if response.status not in (429, 503) or not text:
         return None
     if text.isascii() and text.isdigit():
         return min(timedelta(seconds=int(text[:9])), LONGEST_PAUSE)
@@ -83,55 +83,55 @@ def pause_asked_for(answer: Answer, now: float) -> timedelta | None:
     return min(timedelta(seconds=max(0.0, pause)), LONGEST_PAUSE)
 
 
-def judge(response: Answer, now: float) -> Verdict:
+def judge(response: Reply, now: float) -> Outcome:
     """Return the outcome of one delivery from the response status."""
     if response.refused:
         # egress denied is not the receiver's failure: another dispatcher may send it
-        return Verdict("released", None, response.error)
+        return Outcome("released", None, response.error)
     if response.status is None:
-        return Verdict("nacked", None, response.error)
+        return Outcome("nacked", None, response.error)
     if response.error is not None:
         # the response broke off after the status, so the status cannot be trusted
-        return Verdict("nacked", None, f"HTTP {response.status}, {response.error}")
+        return Outcome("nacked", None, f"HTTP {response.status}, {response.error}")
     if 200 <= response.status < 300:
         return ACKED
     words = f"HTTP {response.status}"
     if response.status == 410:
         # the endpoint is gone, which is not the message's fault
-        return Verdict("released", None, words)
+        return Outcome("released", None, words)
     if 300 <= response.status < 400:
-        return Verdict("nacked", None, f"{words}: redirects are not followed")
+        return Outcome("nacked", None, f"{words}: redirects are not followed")
     if response.headers.get(_BURY, "").lower() == "bury":
-        return Verdict("buried", None, words)
-    return Verdict("nacked", pause_asked_for(response, now), words)
+        return Outcome("buried", None, words)
+    return Outcome("nacked", pause_asked_for(response, now), words)
 
 
-def judge_batch(answer: Answer, ids: Sequence[UUID], now: float) -> list[Verdict]:
+def judge_batch(response: Reply, ids: Sequence[UUID], now: float) -> list[Outcome]:
     """Return the outcome of each delivery of a batch: from its item in the response, else from the status. Messages
     missing from the list are retried. If the list is invalid, all are."""
-    whole = judge(answer, now)
-    if whole.outcome != "acked" or not answer.body.strip():
+    whole = judge(response, now)
+    if whole.outcome != "acked" or not response.body.strip():
         return [whole] * len(ids)
     try:
-        said = msgspec.json.decode(answer.body, type=Results)
+        said = msgspec.json.decode(response.body, type=Results)
     except (msgspec.DecodeError, RecursionError):
-        if b'"results"' in answer.body:
+        if b'"results"' in response.body:
             # results were sent but are invalid: retry all rather than lose one
-            whole = Verdict("nacked", None, "the results in the response are not valid")
+            whole = Outcome("nacked", None, "the results in the response are not valid")
         return [whole] * len(ids)
     items = {item.id: item for item in said.results}
     return [_judge_item(items.get(id)) for id in ids]
 
 
-def _judge_item(item: Item | None) -> Verdict:
+def _judge_item(item: ReplyItem | None) -> Outcome:
     if item is None:
-        return Verdict("nacked", None, "the response has no result for this message")
+        return Outcome("nacked", None, "the response has no result for this message")
     if item.outcome == "ack":
         return ACKED
     error = (item.error or "the receiver gave no reason")[:1000]
     if item.outcome == "bury":
-        return Verdict("buried", None, error)
+        return Outcome("buried", None, error)
     pause = None
     if item.retry_after is not None and item.retry_after >= 0:
         pause = timedelta(seconds=min(item.retry_after, LONGEST_PAUSE.total_seconds()))
-    return Verdict("nacked", pause, error)
+    return Outcome("nacked", pause, error)

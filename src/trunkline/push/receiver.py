@@ -79,7 +79,10 @@ class Verifier:
         # not inverted: every comparison with NaN is false
         if not abs((time.time() if now is None else now) - int(stamp)) <= self._tolerance:
             raise Refused(f"the webhook timestamp differs from now by more than {self._tolerance} s")
-        signed = content(id, int(stamp), body)
+        try:
+            signed = content(id, int(stamp), body)
+        except UnicodeEncodeError:
+            raise Refused("webhook-id is not text") from None
         if not any(self._matches(part, signed) for part in signatures.split(" ")[:20]):
             raise Refused("no signature matches")
         return _received(id, int(stamp), body, found)
@@ -127,7 +130,7 @@ def _received(id: str, timestamp: int, body: bytes, headers: Mapping[str, str]) 
     attempt = headers.get("trunkline-attempt", "1")
     try:
         more = msgspec.json.decode(headers.get("trunkline-headers", "{}"), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         more = {}
     return Received(
         id=id,

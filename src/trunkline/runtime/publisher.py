@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trunkline import telemetry
-from trunkline.codec import Encoded, encode_message
+from trunkline.codec import EncodedMessage, encode_message
 from trunkline.concurrency.aio import Coalescer
 from trunkline.db import calls
 from trunkline.db.binary_copy import fits
@@ -52,9 +52,9 @@ def new_messages(
             )
 
 
-def batches(messages: Iterable[NewMessage]) -> Iterator[list[Encoded]]:
+def batches(messages: Iterable[NewMessage]) -> Iterator[list[EncodedMessage]]:
     """Yield encoded messages in batches within the message and byte limits of one statement."""
-    batch: list[Encoded] = []
+    batch: list[EncodedMessage] = []
     size = 0
     for message in messages:
         encoded = encode_message(message)
@@ -81,7 +81,7 @@ class Publisher:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._coalescers: dict[tuple[str, str], Coalescer[Encoded, Published]] = {}
+        self._coalescers: dict[tuple[str, str], Coalescer[EncodedMessage, Published]] = {}
         self._numbers: dict[str, int] = {}
         """Numbers of topics, by name."""
 
@@ -108,7 +108,7 @@ class Publisher:
         with telemetry.publishing(name, messages) as traced:
             return await self._publish_batches(kind, name, batches(traced))
 
-    async def _publish_batches(self, kind: str, name: str, remaining: Iterator[list[Encoded]]) -> list[Published]:
+    async def _publish_batches(self, kind: str, name: str, remaining: Iterator[list[EncodedMessage]]) -> list[Published]:
         first = next(remaining, None)
         if first is None:
             return []
@@ -127,7 +127,7 @@ class Publisher:
 
     @staticmethod
     async def _one_of_many(
-        conn: Connection, kind: str, name: str, target: calls.CopyTarget | None, batch: list[Encoded]
+        conn: Connection, kind: str, name: str, target: calls.CopyTarget | None, batch: list[EncodedMessage]
     ) -> list[Published]:
         """Publish a batch with COPY if possible: it costs the server a third of what a statement does."""
         if target is not None and all(message.plain and fits(message, target.max_payload) for message in batch):
@@ -139,7 +139,7 @@ class Publisher:
         for coalescer in tuple(self._coalescers.values()):
             await coalescer.drain()
 
-    async def _flush(self, kind: str, name: str, batch: list[Encoded]) -> list[Published | BaseException]:
+    async def _flush(self, kind: str, name: str, batch: list[EncodedMessage]) -> list[Published | BaseException]:
         """Publish a batch in one statement.
 
         If it is rejected, nothing was stored: bisect to isolate the invalid message.

@@ -16,7 +16,7 @@ from trunkline.db.wakeup import Wakeup
 from trunkline.runtime.publisher import Publisher
 from trunkline.runtime.renewals import Renewals
 from trunkline.runtime.settler import Settler
-from trunkline.types import Delivery, Place
+from trunkline.types import Delivery, Position
 
 D = TypeVar("D", bound=Delivery[Any])
 
@@ -75,7 +75,7 @@ class Session:
             await calls.sequence_before_reading(conn, queue=queue, topic=topic)
             yield conn
 
-    async def sequence_before(self, topic: str, start: Place) -> None:
+    async def sequence_before(self, topic: str, start: Position) -> None:
         """Sequence the topic before a reader is created or moved, so that "latest" is after all committed messages."""
         if start != "earliest" and not isinstance(start, int):
             await self.wakeup.sequence("topic", topic)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from trunkline.concurrency.aio import Coalescer
 from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import InvalidType
+from trunkline.runtime.transactions import CommitMark, settled
 from trunkline.types import Duration, Result
 
 if TYPE_CHECKING:
@@ -31,10 +33,11 @@ class Settler:
         if self._on_settled is not None:
             self._on_settled(receipts)
 
-    async def ack(self, receipt: str) -> Result:
+    async def ack_one(self, receipt: str) -> Result:
+        """Acknowledge a delivery. Concurrent calls share a statement."""
         return await self._acks.submit(receipt)
 
-    async def ack_many(self, receipts: Sequence[str]) -> list[Result]:
+    async def ack(self, receipts: Sequence[str]) -> list[Result]:
         return await self._settle(receipts, calls.ack)
 
     async def nack(
@@ -75,11 +78,24 @@ class Settler:
                 self.forget(chunk)
         return results
 
+    @asynccontextmanager
+    async def transaction(self, receipts: Sequence[str], marks: Sequence[CommitMark]) -> AsyncIterator[Connection]:
+        """Run the caller's transaction, which ends with the acks. Rolls back and raises `LeaseLost` if a lease has ended."""
+
+        async def ack(conn: Connection) -> tuple[Result, str]:
+            results = await calls.ack(conn, receipts) if receipts else []
+            worst: Result = next((result for result in results if result != "done"), "done")
+            return worst, await calls.transaction_number(conn)
+
+        async with settled(self.session, ack, once=marks) as conn:
+            yield conn
+        self.forget(receipts)
+
     async def drain(self) -> None:
         await self._acks.drain()
 
     async def _flush(self, receipts: list[str]) -> list[Result | BaseException]:
-        return list(await self.ack_many(receipts))
+        return list(await self.ack(receipts))
 
 
 def _chunks(receipts: Sequence[str]) -> list[Sequence[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -13,11 +13,13 @@ from psycopg.pq import TransactionStatus
 from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import LeaseLost, OffsetAhead, TransactionMisuse, from_psycopg
-from trunkline.runtime.session import Session
 from trunkline.types import Result
 
+if TYPE_CHECKING:
+    from trunkline.runtime.session import Session
 
-class LentConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
+
+class BorrowedConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
     """A pool connection lent for one transaction. Using it afterwards, or in a forked child, raises."""
 
     def __init__(self, owner: Connection) -> None:
@@ -43,7 +45,7 @@ class LentConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         """Do not close the connection: its session belongs to the pool."""
 
 
-class Once:
+class CommitMark:
     """Marks messages whose transaction reached its commit: repeating it could apply their effects twice."""
 
     __slots__ = ("spent",)
@@ -54,7 +56,7 @@ class Once:
 
 @asynccontextmanager
 async def settled(
-    session: Session, settle: Callable[[Connection], Awaitable[tuple[Result, str]]], *, once: Sequence[Once]
+    session: Session, settle: Callable[[Connection], Awaitable[tuple[Result, str]]], *, once: Sequence[CommitMark]
 ) -> AsyncIterator[Connection]:
     """Run a transaction that ends with `settle`, which returns its result and the id of the transaction it ran in.
 
@@ -67,7 +69,7 @@ async def settled(
             hint="Do not repeat it. If it was not committed, the messages are redelivered when their lease ends.",
         )
     async with session.connection(writing=True) as owner:
-        lent = LentConnection(owner)
+        lent = BorrowedConnection(owner)
         try:
             async with lent.transaction():
                 number = await calls.transaction_number(lent)

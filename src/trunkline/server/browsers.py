@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from trunkline.server.addresses import is_loopback
+from trunkline.server.listen import is_loopback
 from trunkline.server.problems import Problem
 
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from trunkline import Client
 from trunkline.db import calls
-from trunkline.types import DeadLetter, Message, Waiting
+from trunkline.types import DeadLetter, Message, ReadyMessage
 
 
 class Sized(Protocol):
@@ -34,7 +34,7 @@ async def read_topic(
         return await calls.read(conn, topic, partition, start=start, limit=limit, max_bytes=max_bytes)
 
 
-async def peek_queue(mq: Client, queue: str, *, limit: int, max_bytes: int) -> list[Waiting[Any]]:
+async def peek_queue(mq: Client, queue: str, *, limit: int, max_bytes: int) -> list[ReadyMessage[Any]]:
     """Return the next messages of a queue without claiming them."""
     async with mq.session.reading(queue=queue) as conn:
         return await calls.peek_queue(conn, queue, limit=limit, max_bytes=max_bytes)

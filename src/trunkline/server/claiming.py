@@ -17,6 +17,7 @@ from trunkline.concurrency.aio import Coalescer
 from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import NotFound, OutcomeUnknown, PermissionDenied, TrunklineError, Unavailable
+from trunkline.receipt import Receipt
 from trunkline.server.budget import fitting
 from trunkline.server.limits import Limits, limited
 from trunkline.types import Result
@@ -25,7 +26,7 @@ log = logging.getLogger("trunkline.server")
 TOGETHER = 200
 """Maximum messages of a shared claim. A request for more has its own claim."""
 _MAX_RECEIPTS = 10_000
-_IDLE_LANES = 1000
+_IDLE_COALESCERS = 1000
 CONSUMER = "http"
 """The consumer of claims that name none."""
 
@@ -39,7 +40,7 @@ class Key(NamedTuple):
     consumer: str
 
 
-class Part:
+class ClaimRequest:
     """One request's share of a claim."""
 
     __slots__ = ("deliveries", "gone", "limit")
@@ -71,25 +72,25 @@ class Claimer:
         self._max_bytes = max_bytes
         self._most: dict[str, int] = {}
         """For queues with large messages: how many fit into two responses, from the last claim."""
-        self._lanes: dict[Key, Coalescer[Part, Deliveries[Any]]] = {}
+        self._coalescers: dict[Key, Coalescer[ClaimRequest, Deliveries[Any]]] = {}
         self._ordered: dict[str, _Order] = {}
 
-    def offer(self, key: Key, part: Part) -> asyncio.Future[Deliveries[Any]]:
+    def offer(self, key: Key, part: ClaimRequest) -> asyncio.Future[Deliveries[Any]]:
         """Claim for this request, batched with equal ones. Call `withdraw` if it ends before using the result."""
-        lane = self._lanes.get(key)
-        if lane is None:
-            _drop_idle(self._lanes)
-            lane = self._lanes[key] = Coalescer(partial(self._flush, key), max_items=TOGETHER, max_size=TOGETHER)
-        return lane.offer(part, part.limit)
+        coalescer = self._coalescers.get(key)
+        if coalescer is None:
+            _drop_idle(self._coalescers)
+            coalescer = self._coalescers[key] = Coalescer(partial(self._flush, key), max_items=TOGETHER, max_size=TOGETHER)
+        return coalescer.offer(part, part.limit)
 
-    def withdraw(self, part: Part, future: asyncio.Future[Deliveries[Any]]) -> None:
+    def withdraw(self, part: ClaimRequest, future: asyncio.Future[Deliveries[Any]]) -> None:
         """Release the deliveries of a request that ended without using them."""
         part.gone = True
         future.cancel()
         if part.deliveries:
             self._spawn(_release(part.deliveries))
 
-    async def _flush(self, key: Key, parts: list[Part]) -> list[Deliveries[Any] | BaseException]:
+    async def _flush(self, key: Key, parts: list[ClaimRequest]) -> list[Deliveries[Any] | BaseException]:
         error: Exception | None = None
         try:
             await self.claim(key, parts)
@@ -97,14 +98,14 @@ class Claimer:
             error = exc
         return [_outcome(part, error) for part in parts]
 
-    async def claim(self, key: Key, parts: Sequence[Part]) -> bool:
+    async def claim(self, key: Key, parts: Sequence[ClaimRequest]) -> bool:
         """Claim once and distribute the messages in request order. Return whether more may be available."""
         runtime = self._mq.session
         with limited(Limits(resource=("claim", key.queue), reads=True)):
             async with runtime.connection() as conn:
                 return await self._claim(conn, key, parts)
 
-    async def _claim(self, conn: Connection, key: Key, parts: Sequence[Part]) -> bool:
+    async def _claim(self, conn: Connection, key: Key, parts: Sequence[ClaimRequest]) -> bool:
         open = [part for part in parts if not part.gone and part.deliveries is None]
         if len(open) > 1 and await self._is_ordered(conn, key.queue):
             # messages of one lease are handled in order, so each request needs its own lease
@@ -114,7 +115,7 @@ class Claimer:
             return more
         return await self._share(conn, key, open)
 
-    async def _share(self, conn: Connection, key: Key, parts: Sequence[Part]) -> bool:
+    async def _share(self, conn: Connection, key: Key, parts: Sequence[ClaimRequest]) -> bool:
         settler = self._mq.session.settler
         total = min(sum(part.limit for part in parts), self._most.get(key.queue, _MAX_RECEIPTS))
         if not total:
@@ -152,7 +153,7 @@ class Claimer:
         if not rows:
             return
         most = max(1, 2 * self._max_bytes * len(rows) // max(1, sum(len(row.payload) for row in rows)))
-        if most < TOGETHER and len(self._most) < _IDLE_LANES:
+        if most < TOGETHER and len(self._most) < _IDLE_COALESCERS:
             self._most[queue] = most
         else:
             self._most.pop(queue, None)
@@ -184,16 +185,16 @@ class Acker:
 
     def __init__(self, mq: Client) -> None:
         self._mq = mq
-        self._lanes: dict[str, Coalescer[Sequence[str], list[Result]]] = {}
+        self._coalescers: dict[str, Coalescer[Sequence[str], list[Result]]] = {}
 
     async def ack(self, queue: str, receipts: Sequence[str]) -> list[Result]:
         """Ack receipts of a queue. Receipts of other queues get `unknown`. Raises QueueNotFound."""
-        lane = self._lanes.get(queue)
-        if lane is None:
-            _drop_idle(self._lanes)
+        coalescer = self._coalescers.get(queue)
+        if coalescer is None:
+            _drop_idle(self._coalescers)
             flush = partial(self._flush, queue)
-            lane = self._lanes[queue] = Coalescer(flush, max_items=_MAX_RECEIPTS, max_size=_MAX_RECEIPTS)
-        return await lane.submit(receipts, len(receipts))
+            coalescer = self._coalescers[queue] = Coalescer(flush, max_items=_MAX_RECEIPTS, max_size=_MAX_RECEIPTS)
+        return await coalescer.submit(receipts, len(receipts))
 
     async def _flush(self, queue: str, batch: list[Sequence[str]]) -> list[list[Result] | BaseException]:
         """Ack everything in one statement. If it fails, bisect to isolate the failing request."""
@@ -230,10 +231,8 @@ async def settle(
 
 def cursor_of(receipt: str) -> int | None:
     """Return the cursor number in a receipt, or None if the text is not a receipt."""
-    parts = receipt.split(".")
-    if len(parts) == 5 and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 10:
-        return int(parts[1])
-    return None
+    parts = Receipt.parse(receipt)
+    return None if parts is None else parts.cursor
 
 
 async def _release(deliveries: Deliveries[Any]) -> None:
@@ -243,7 +242,7 @@ async def _release(deliveries: Deliveries[Any]) -> None:
         log.warning("could not release deliveries of an ended request; their lease will expire: %s", exc)
 
 
-def _outcome(part: Part, error: Exception | None) -> Deliveries[Any] | BaseException:
+def _outcome(part: ClaimRequest, error: Exception | None) -> Deliveries[Any] | BaseException:
     if part.deliveries is not None:
         return part.deliveries
     return Deliveries[Any]() if error is None else own_copy(error)
@@ -256,8 +255,8 @@ def own_copy(exc: Exception) -> Exception:
     return twin
 
 
-def _drop_idle(lanes: dict[Any, Coalescer[Any, Any]]) -> None:
+def _drop_idle(coalescers: dict[Any, Coalescer[Any, Any]]) -> None:
     """Drop idle entries: queue names come from clients, so the map must stay bounded."""
-    if len(lanes) >= _IDLE_LANES:
-        for key in [key for key, lane in lanes.items() if lane.idle]:
-            del lanes[key]
+    if len(coalescers) >= _IDLE_COALESCERS:
+        for key in [key for key, coalescer in coalescers.items() if coalescer.idle]:
+            del coalescers[key]

@@ -216,7 +216,7 @@ class _Database(Collector):
             "trunkline_endpoint_request_seconds", "Request duration over the last minute.", labels=["endpoint", "quantile"]
         )
         held = GaugeMetricFamily(
-            "trunkline_endpoint_held_messages", "Leased messages of an endpoint's queues.", labels=["endpoint"]
+            "trunkline_endpoint_leased_messages", "Leased messages of an endpoint's queues.", labels=["endpoint"]
         )
         age = GaugeMetricFamily(
             "trunkline_endpoint_oldest_ready_age_seconds",
@@ -256,11 +256,11 @@ class _Database(Collector):
         for row in self._stats.topics:
             names = [row.topic, str(row.partition)]
             head.add_metric(names, row.head)
-            lowest.add_metric(names, row.lowest_offset)
+            lowest.add_metric(names, row.earliest_offset)
             size.add_metric(names, row.bytes or 0)
             rate.add_metric(names, row.rate_per_second)
             if row.partition == 0:
-                delayed.add_metric([row.topic], row.scheduled)
+                delayed.add_metric([row.topic], row.delayed)
         return [head, lowest, size, rate, delayed]
 
     def _groups(self) -> list[GaugeMetricFamily]:

@@ -113,7 +113,7 @@ def _types(handlers: list[tuple[str, str, HTTPRouteHandler]]) -> list[Any]:
     types: list[Any] = []
     for _, _, handler in handlers:
         doc: Doc = handler.opt["doc"]
-        for kind in (doc.body, *doc.answers.values()):
+        for kind in (doc.body, *doc.responses.values()):
             types += [each for each in (kind if isinstance(kind, tuple) else (kind,)) if each not in (None, str, bytes)]
     return types
 
@@ -196,7 +196,7 @@ def _headers(doc: Doc) -> list[dict[str, Any]]:
 
 def _responses(doc: Doc, problem: type[Details]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for status, kind in doc.answers.items():
+    for status, kind in doc.responses.items():
         entry: dict[str, Any] = {"description": _WORDS[status]}
         if kind is not None:
             entry["content"] = {doc.media: {"schema": _schema(kind)}}

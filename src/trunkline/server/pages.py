@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from importlib import resources
 
-from trunkline.server.call import Answer, Call
+from trunkline.server.request import Request
+from trunkline.server.response import Response
 
 _POLICY = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -16,7 +17,7 @@ def static(name: str) -> bytes:
     return (resources.files("trunkline.server") / "static" / name).read_bytes()
 
 
-def html_page(request: Call) -> Answer:
+def html_page(request: Request) -> Response:
     """Return the page of the request's API."""
     content = static("docs.html").replace(b"{root}", request.root.encode())
-    return Answer(content, media_type="text/html; charset=utf-8", headers=_POLICY)
+    return Response(content, media_type="text/html; charset=utf-8", headers=_POLICY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from trunkline import errors
-from trunkline.hints import Words, reword
+from trunkline.hints import Interface, reword
 
 MEDIA_TYPE = "application/problem+json"
 HINTS = "x-trunkline-hints"
@@ -42,7 +42,7 @@ class Problem(Exception):
         self.hint = hint
         self.headers = headers or {}
 
-    def details(self, words: Words = "route") -> Details:
+    def details(self, words: Interface = "route") -> Details:
         return Details(
             type=f"urn:trunkline:error:{self.error}",
             title=self.error.replace("_", " "),
@@ -52,7 +52,7 @@ class Problem(Exception):
             hint=reword(self.hint, words),
         )
 
-    def body(self, words: Words = "route") -> bytes:
+    def body(self, words: Interface = "route") -> bytes:
         return msgspec.json.encode(self.details(words))
 
 

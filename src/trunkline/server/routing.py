@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 from litestar.handlers import HTTPRouteHandler
 
-from trunkline.server.params import Param
+from trunkline.server.query import Param
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Scope = str
@@ -27,7 +27,7 @@ class Doc(msgspec.Struct, frozen=True, kw_only=True):
     optional_body: bool = False
     bodies: Mapping[str, Any] = {}
     """Schemas of other media types."""
-    answers: Mapping[int, Any] = {}
+    responses: Mapping[int, Any] = {}
     """Status to type. None: no content. A tuple: one of several types."""
     problems: tuple[int, ...] = ()
     media: str = "application/json"
@@ -38,7 +38,7 @@ class Doc(msgspec.Struct, frozen=True, kw_only=True):
     portal: bool = False
     """Open to a token for the portal of the endpoint `object`, whatever the scope."""
     audit: bool | Literal["body"] = False
-    """Record calls in the audit log; "body": the route does so itself (`Call.audit`) after reading the name."""
+    """Record calls in the audit log; "body": the route does so itself (`Request.audit`) after reading the name."""
     reads: bool = False
     """Reads, claims or counts messages: see `limits.Limits.reads`."""
     console: bool = False

@@ -11,15 +11,24 @@ from typing import Any
 
 import msgspec
 
-from trunkline.server import logs
-from trunkline.server.addresses import check_address
+from trunkline.server import json_logs
 from trunkline.server.config import STOP_SIGNAL, Config
+from trunkline.server.listen import check_address
 
 
 def serve(
-    config: Config, *, tls_cert: Path | None = None, tls_key: Path | None = None, tls_password: str | None = None
+    config: Config,
+    *,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    tls_password: str | None = None,
+    in_process: bool = False,
 ) -> None:
-    """Run until SIGINT or SIGTERM, then finish the requests in flight."""
+    """Run until SIGINT or SIGTERM, then finish the requests in flight.
+
+    With `in_process`, the only worker runs in this process, which saves the memory of a second one. The caller must then
+    restart this process if it ends, and send STOP_SIGNAL before SIGTERM.
+    """
     from granian.constants import HTTPModes, Interfaces, Loops
     from granian.http import HTTP1Settings
     from granian.server.mp import MPServer
@@ -53,16 +62,24 @@ def serve(
                     os.kill(worker._id(), STOP_SIGNAL)  # type: ignore[no-untyped-call]
             super().shutdown(exit_code)  # type: ignore[no-untyped-call]
 
+    class InProcessServer(Server):
+        def _serve(self, spawn_target: Any, target_loader: Any) -> None:
+            self._init_shared_socket()
+            self._spawn_worker(0, spawn_target, target_loader).inner.run()
+            self._drop_shared_socket()
+
     check_address(config.host, tokens=bool(config.require_token))
     msgspec.structs.replace(config, tls=tls_cert is not None).to_environment()
-    logs.set_up()
+    json_logs.set_up()
     shared: str | None = None
     workers = config.workers * len(ports)
+    if in_process and workers > 1:
+        raise ValueError(f"in_process requires one worker and one port, got {workers} workers")
     if workers > 1:
         shared = tempfile.mkdtemp(prefix="trunkline-metrics-")
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared
     try:
-        Server(
+        (InProcessServer if in_process else Server)(
             "trunkline.server.app:from_environment",
             factory=True,
             address=config.host,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -11,7 +12,8 @@ import click
 import msgspec
 
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CommandGroup, Count, Invocation, stacked
+from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation, stacked
+from trunkline.cli.framework.input import check_body, parse_headers
 from trunkline.cli.framework.output import Column, payload_text, progress, shorten, to_json, write_line
 from trunkline.types import DeadLetter
 
@@ -23,7 +25,7 @@ command = CommandGroup("dead", help="Manage dead letters.")
 _PAGE = 1000
 _DEAD = (
     Column("id", "id", whole=True),
-    Column("from", lambda row: row.topic or "inbox"),
+    Column("from", lambda row: row.topic or "direct"),
     Column("dead since", "dead_at", whole=True),
     Column("attempts", "attempts", right=True),
     Column("reason", "reason"),
@@ -87,7 +89,7 @@ async def _count(mq: Messaging, queue: str, selection: DeadLetterFilter) -> int:
     return count
 
 
-@command.verb("list", example="trunkline dead list mail --error Timeout")
+@command.subcommand("list", example="trunkline dead list mail --error Timeout")
 @click.argument("queue")
 @_selection
 def list_(invocation: Invocation, queue: str, **chosen: Any) -> None:
@@ -100,7 +102,41 @@ def list_(invocation: Invocation, queue: str, **chosen: Any) -> None:
     invocation.out.many(invocation.run(work), _DEAD)
 
 
-@command.verb("show", example="trunkline dead show mail 019a8d2e-7c1b-7000-8000-000000000000")
+_GROUPS = (
+    Column("queue", "queue"),
+    Column("label", "label"),
+    Column("error", lambda row: row.error or {"groups": "(further groups)", "older": "(older, not grouped)"}[row.rest]),
+    Column("messages", "messages", right=True),
+    Column("first", "first_at", whole=True),
+    Column("last", "last_at", whole=True),
+    Column("fingerprint", "fingerprint", whole=True),
+)
+_SHARES = (
+    Column("dimension", "dimension"),
+    Column("value", lambda row: "(others)" if row.others else row.value),
+    Column("messages", "messages", right=True),
+)
+
+
+@command.subcommand("groups", example="trunkline dead groups --since 1d")
+@click.argument("queue", required=False)
+@click.option("--since", type=Duration(), help="Only dead letters of the last hours or days, for example 6h.")
+@click.option("--limit", type=Count(1, 1000), default=100, show_default=True, help="Maximum number of groups.")
+def groups(invocation: Invocation, queue: str | None, since: timedelta | None, limit: int) -> None:
+    """Group dead letters with the same error. Ids, times and numbers in it do not count."""
+    invocation.out.many(invocation.run(lambda mq: mq.dead.groups(queue, since=since, limit=limit)), _GROUPS)
+
+
+@command.subcommand("spread", example="trunkline dead spread mail 9a1c5e0b7d2f4a68")
+@click.argument("queue")
+@click.argument("fingerprint")
+@click.option("--limit", type=Count(1, 100), default=5, show_default=True, help="Maximum number of values of each kind.")
+def spread(invocation: Invocation, queue: str, fingerprint: str, limit: int) -> None:
+    """Show which consumers, keys, topics and hours the dead letters of a group come from."""
+    invocation.out.many(invocation.run(lambda mq: mq.dead.spread(queue, fingerprint, limit=limit)), _SHARES)
+
+
+@command.subcommand("show", example="trunkline dead show mail 019a8d2e-7c1b-7000-8000-000000000000")
 @click.argument("queue")
 @click.argument("id", type=click.UUID)
 def show(invocation: Invocation, queue: str, id: UUID) -> None:
@@ -108,7 +144,7 @@ def show(invocation: Invocation, queue: str, id: UUID) -> None:
     invocation.out.one(invocation.run(lambda mq: mq.dead.get(queue, id)))
 
 
-@command.verb("redrive", example="trunkline dead redrive mail --error ConnectTimeout --dry-run")
+@command.subcommand("redrive", example="trunkline dead redrive mail --error ConnectTimeout --dry-run")
 @click.argument("queue")
 @_selection
 @click.option("--to", metavar="QUEUE", help="Move to another queue.")
@@ -123,7 +159,20 @@ def redrive(invocation: Invocation, queue: str, to: str | None, dry_run: bool, *
     _act(invocation, queue, selection, "redrive", dry_run, work)
 
 
-@command.verb("purge", example="trunkline dead purge mail --reason buried --dry-run")
+@command.subcommand("edit", example='trunkline dead edit mail 019a8d2e-7c1b-7000-8000-000000000000 --body \'{"to": "ann"}\'')
+@click.argument("queue")
+@click.argument("id", type=click.UUID)
+@click.option("--body", required=True, help="JSON.")
+@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Replace all headers; may be repeated.")
+def edit(invocation: Invocation, queue: str, id: UUID, body: str, headers: tuple[str, ...]) -> None:
+    """Redrive one dead letter with another body."""
+    content = msgspec.json.decode(check_body(body.encode(errors="surrogateescape"), "application/json"))
+    named = parse_headers(headers)
+    invocation.run(lambda mq: mq.dead.redrive_edited(queue, id, content, headers=named))
+    invocation.say(f"dead letter {id} was redriven with the new body")
+
+
+@command.subcommand("purge", example="trunkline dead purge mail --reason buried --dry-run")
 @click.argument("queue")
 @_selection
 @confirm.dry_run()
@@ -176,7 +225,7 @@ async def _in_steps(
     return total + (int(await verb(ids=page)) if page else 0)
 
 
-@command.verb(
+@command.subcommand(
     "export",
     example="trunkline dead export mail --file dead.ndjson\ntrunkline queue enqueue mail --envelope --file dead.ndjson",
 )

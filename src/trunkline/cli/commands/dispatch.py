@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +14,11 @@ from trunkline.cli.framework.output import say
 from trunkline.errors import SettingsError, TrunklineError, from_psycopg
 from trunkline.settings import Settings
 
+if TYPE_CHECKING:
+    from trunkline.push.dispatcher import Dispatcher
+
 _LONGEST_PAUSE = 30.0
+_ENDPOINT_SECONDS = 0.9
 
 
 @click.command("dispatch", cls=Command, example="trunkline dispatch\ntrunkline dispatch --push-allow 10.20.0.0/16")
@@ -60,18 +65,21 @@ def _greeting(url: str, allow: Sequence[str]) -> str:
     return f"Sending webhooks from database {database} to {where}. Ctrl-C stops after the requests in flight."
 
 
-async def dispatch(settings: Settings, url: str, stop: asyncio.Event, *, max_connections: int = 10) -> None:
-    """Dispatch until `stop` is set. Report errors and retry."""
-    try:
-        from trunkline.push.dispatcher import Dispatcher
-    except ModuleNotFoundError as exc:
-        raise SettingsError("push is not installed", hint="pip install 'trunkline[push]'") from exc
+async def dispatch(
+    settings: Settings, url: str, stop: asyncio.Event, *, max_connections: int = 10, await_endpoint: bool = False
+) -> None:
+    """Dispatch until `stop` is set. Report errors and retry.
+
+    With `await_endpoint`, the dispatcher is loaded once an endpoint exists, which saves its memory until then.
+    """
     import psycopg
 
     pause = 0.5
     while not stop.is_set():
         try:
-            await Dispatcher(url, allow=settings.push_allow, max_connections=max_connections).run(stop)
+            if await_endpoint and not await _endpoint_exists(url, stop):
+                return
+            await _dispatcher()(url, allow=settings.push_allow, max_connections=max_connections).run(stop)
         except SettingsError:
             raise
         except (TrunklineError, psycopg.Error) as exc:
@@ -81,3 +89,27 @@ async def dispatch(settings: Settings, url: str, stop: asyncio.Event, *, max_con
                 await asyncio.wait_for(stop.wait(), pause)
             except TimeoutError:
                 pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def _dispatcher() -> type[Dispatcher]:
+    try:
+        from trunkline.push.dispatcher import Dispatcher
+    except ModuleNotFoundError as exc:
+        raise SettingsError("push is not installed", hint="pip install 'trunkline[push]'") from exc
+    return Dispatcher
+
+
+async def _endpoint_exists(url: str, stop: asyncio.Event) -> bool:
+    """Wait until an endpoint exists. Return False if `stop` was set before."""
+    from trunkline.db.calls import push
+    from trunkline.db.pool import connect
+
+    async with await connect(url) as conn:
+        while not stop.is_set():
+            if await push.any_endpoint(conn):
+                return True
+            try:
+                await asyncio.wait_for(stop.wait(), _ENDPOINT_SECONDS)
+            except TimeoutError:
+                continue
+    return False

@@ -75,20 +75,20 @@ def _say_needs(invocation: Invocation, name: str, network: str | None) -> None:
         )
 
 
-@command.verb("list", example="trunkline endpoint list")
+@command.subcommand("list", example="trunkline endpoint list")
 def list_(invocation: Invocation) -> None:
     """List endpoints with their state."""
     invocation.out.many(invocation.run_on_database(lambda mq: mq.endpoints.list()), _ENDPOINTS)
 
 
-@command.verb("show", example="trunkline endpoint show hooks")
+@command.subcommand("show", example="trunkline endpoint show hooks")
 @click.argument("name")
 def show(invocation: Invocation, name: str) -> None:
     """Show an endpoint, without header values and secrets."""
     invocation.out.one(invocation.run_on_database(lambda mq: mq.endpoints.get(name)))
 
 
-@command.verb("create", example="trunkline endpoint create hooks https://example.com/hooks --rate 100")
+@command.subcommand("create", example="trunkline endpoint create hooks https://example.com/hooks --rate 100")
 @click.argument("name")
 @click.argument("url")
 @_settings
@@ -121,7 +121,7 @@ def _key(ed25519: bool) -> tuple[str | None, dict[str, str]]:
     return private, {"public_key": public_key(private)}
 
 
-@command.verb("alter", example="trunkline endpoint alter hooks --rate 50 --burst 10")
+@command.subcommand("alter", example="trunkline endpoint alter hooks --rate 50 --burst 10")
 @click.argument("name")
 @click.option("--url", help="Address of the receiver.")
 @_settings
@@ -141,7 +141,7 @@ def alter(
         _say_needs(invocation, name, changed.needs_allow)
 
 
-@command.verb("bind", example="trunkline endpoint bind mail hooks")
+@command.subcommand("bind", example="trunkline endpoint bind mail hooks")
 @click.argument("queue")
 @click.argument("endpoint")
 def bind(invocation: Invocation, queue: str, endpoint: str) -> None:
@@ -150,7 +150,7 @@ def bind(invocation: Invocation, queue: str, endpoint: str) -> None:
     invocation.say(f"queue {queue} is bound to endpoint {endpoint}")
 
 
-@command.verb("unbind", example="trunkline endpoint unbind mail")
+@command.subcommand("unbind", example="trunkline endpoint unbind mail")
 @click.argument("queue")
 def unbind(invocation: Invocation, queue: str) -> None:
     """Stop sending a queue's messages. The messages remain in the queue."""
@@ -158,7 +158,7 @@ def unbind(invocation: Invocation, queue: str) -> None:
     invocation.say(f"queue {queue} is no longer bound to an endpoint")
 
 
-@command.verb("pause", example="trunkline endpoint pause hooks --reason maintenance")
+@command.subcommand("pause", example="trunkline endpoint pause hooks --reason maintenance")
 @click.argument("name")
 @click.option("--reason", help="Reason to show in `endpoint list`.")
 def pause(invocation: Invocation, name: str, reason: str | None) -> None:
@@ -167,7 +167,7 @@ def pause(invocation: Invocation, name: str, reason: str | None) -> None:
     invocation.say(f"endpoint {name} is paused")
 
 
-@command.verb("resume", example="trunkline endpoint resume hooks")
+@command.subcommand("resume", example="trunkline endpoint resume hooks")
 @click.argument("name")
 def resume(invocation: Invocation, name: str) -> None:
     """Resume sending after a pause, a 410 response or an open circuit breaker."""
@@ -175,7 +175,7 @@ def resume(invocation: Invocation, name: str) -> None:
     invocation.say(f"endpoint {name} is enabled")
 
 
-@command.verb("test", example="trunkline endpoint test hooks --wait 30s")
+@command.subcommand("test", example="trunkline endpoint test hooks --wait 30s")
 @click.argument("name")
 @click.option(
     "--wait", type=Duration(), default="30s", show_default=True, help="Time limit for a dispatcher and the response."
@@ -192,7 +192,7 @@ def test(invocation: Invocation, name: str, wait: timedelta) -> int:
     return 0 if good else CHECK_FAILED
 
 
-@command.verb("attempts", example="trunkline endpoint attempts hooks --since 1h -n 20")
+@command.subcommand("attempts", example="trunkline endpoint attempts hooks --since 1h -n 20")
 @click.argument("name", required=False)
 @click.option("--id", "id", type=click.UUID, help="Only attempts of this message.")
 @click.option("--since", type=Duration(), default="1d", show_default=True, help="Age limit.")
@@ -204,7 +204,7 @@ def attempts(invocation: Invocation, name: str | None, id: UUID | None, since: t
     )
 
 
-@command.verb("rotate", example="trunkline endpoint rotate hooks")
+@command.subcommand("rotate", example="trunkline endpoint rotate hooks")
 @click.argument("name")
 @click.option("--ed25519", is_flag=True, help="Rotate to a new Ed25519 key, and print its public key.")
 @click.option("--drop-old", is_flag=True, help="Stop signing with the previous secret now.")
@@ -215,14 +215,14 @@ def rotate(invocation: Invocation, name: str, ed25519: bool, drop_old: bool) -> 
     invocation.out.one({"name": name, "secret": made, **shown})
 
 
-@command.verb("secrets", example="trunkline endpoint secrets hooks")
+@command.subcommand("secrets", example="trunkline endpoint secrets hooks")
 @click.argument("name")
 def secrets(invocation: Invocation, name: str) -> None:
     """Print the active secrets, newest first."""
     invocation.out.one({"name": name, "secrets": invocation.run_on_database(lambda mq: mq.endpoints.secrets(name))})
 
 
-@command.verb("replay", example="trunkline endpoint replay mail --from 2h --dry-run")
+@command.subcommand("replay", example="trunkline endpoint replay mail --from 2h --dry-run")
 @click.argument("queue")
 @click.option("--id", "ids", type=click.UUID, multiple=True, help="Message to replay; may be repeated.")
 @click.option("--from", "start", type=Moment(), help="Start of the range: a time (2026-01-31T12:00:00Z) or an age (2h).")
@@ -261,7 +261,7 @@ def replay(
     invocation.out.one({"queue": queue, "replayed": count})
 
 
-@command.verb("delete", example="trunkline endpoint delete hooks --yes")
+@command.subcommand("delete", example="trunkline endpoint delete hooks --yes")
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Delete even if queues are bound to it.")
 @confirm.dry_run()

@@ -71,11 +71,11 @@ class Headers(click.ParamType):  # type: ignore[type-arg]  # not generic in clic
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
         try:
             return msgspec.json.decode(value, type=dict[str, Any])
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, RecursionError) as exc:
             self.fail(f'must be a JSON object such as {{"country": ["de", "at"]}}, got {value!r}: {exc}', param, ctx)
 
 
-@command.verb("list", example="trunkline group list orders")
+@command.subcommand("list", example="trunkline group list orders")
 @click.argument("topic", required=False)
 def list_(invocation: Invocation, topic: str | None) -> None:
     """List groups, optionally of one topic."""
@@ -88,7 +88,7 @@ def list_(invocation: Invocation, topic: str | None) -> None:
     invocation.out.many(invocation.run(work), _GROUPS)
 
 
-@command.verb("show", example="trunkline group show orders billing")
+@command.subcommand("show", example="trunkline group show orders billing")
 @click.argument("topic")
 @click.argument("group")
 def show(invocation: Invocation, topic: str, group: str) -> None:
@@ -109,7 +109,7 @@ def show(invocation: Invocation, topic: str, group: str) -> None:
     invocation.out.one(invocation.run(work))
 
 
-@command.verb("members", example="trunkline group members orders billing")
+@command.subcommand("members", example="trunkline group members orders billing")
 @click.argument("topic")
 @click.argument("group")
 def members(invocation: Invocation, topic: str, group: str) -> None:
@@ -117,14 +117,14 @@ def members(invocation: Invocation, topic: str, group: str) -> None:
     invocation.out.many(invocation.run(lambda mq: mq.groups.members(topic, group)), _MEMBERS)
 
 
-@command.verb("deadlines", example="trunkline group deadlines orders")
+@command.subcommand("deadlines", example="trunkline group deadlines orders")
 @click.argument("topic", required=False)
 def deadlines(invocation: Invocation, topic: str | None) -> None:
     """Show when readers that are behind lose messages by hard retention, the earliest first."""
     invocation.out.many(invocation.run(lambda mq: mq.inspect.deadlines(topic)), _DEADLINES)
 
 
-@command.verb("create", example="trunkline group create orders billing --start latest --pattern 'order.paid.#'")
+@command.subcommand("create", example="trunkline group create orders billing --start latest --pattern 'order.paid.#'")
 @click.argument("topic")
 @click.argument("group")
 @click.option(
@@ -165,7 +165,7 @@ def create(
     invocation.out.one(invocation.run(work))
 
 
-@command.verb("lag", example="trunkline group lag orders billing --max-seconds 60 || page-someone")
+@command.subcommand("lag", example="trunkline group lag orders billing --max-seconds 60 || page-someone")
 @click.argument("topic", required=False)
 @click.argument("group", required=False)
 @click.option("--max-seconds", type=click.FloatRange(min=0), help="Lag in seconds above which the exit code is 5.")
@@ -213,7 +213,7 @@ def lag(
     return CHECK_FAILED if late else 0
 
 
-@command.verb("seek", example="trunkline group seek orders billing --to 1h --dry-run")
+@command.subcommand("seek", example="trunkline group seek orders billing --to 1h --dry-run")
 @click.argument("topic")
 @click.argument("group")
 @click.option(
@@ -245,7 +245,7 @@ def seek(
     invocation.out.many(moves, _MOVES)
 
 
-@command.verb("delete", example="trunkline group delete orders billing --yes")
+@command.subcommand("delete", example="trunkline group delete orders billing --yes")
 @click.argument("topic")
 @click.argument("group")
 @confirm.dry_run()

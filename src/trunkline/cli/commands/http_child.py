@@ -16,6 +16,7 @@ import click
 
 from trunkline.cli.framework.ports import Ports
 from trunkline.errors import Unavailable
+from trunkline.server.config import STOP_SIGNAL
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 30.0
@@ -36,10 +37,12 @@ class HttpService:
         self.console = ports.console
         self._database_url = database_url
         self._ports = ports
+        self._in_process = not ports.compat
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, stop: asyncio.Event) -> None:
         """Start the server. Return when all its ports respond, or when `stop` is set."""
+        # one process is enough, because `keep` restarts it; several ports need a worker each
         # its own session: Ctrl-C must reach only us, so that we stop it in order
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "trunkline", "serve", "--no-upkeep"),
@@ -47,6 +50,7 @@ class HttpService:
             *(() if self._ports.metrics is None else ("--metrics-port", str(self._ports.metrics))),
             *(() if self._ports.console else ("--no-console",)),
             *(word for name, port in self._ports.compat for word in ("--compat-port", f"{name}={port}")),
+            *(("--in-process",) if self._in_process else ()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=sys.stderr,
             # not on the command line, where other users could read the password
@@ -80,6 +84,8 @@ class HttpService:
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
+            if self._in_process:
+                process.send_signal(STOP_SIGNAL)
             process.send_signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(process.wait(), _STOP_SECONDS)

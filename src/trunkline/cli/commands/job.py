@@ -66,11 +66,11 @@ _RAN = {
 }
 
 
-@command.verb("list", example="trunkline job list mail --state dead")
+@command.subcommand("list", example="trunkline job list mail --state dead")
 @click.argument("queue", required=False)
 @click.option(
     "--state",
-    type=click.Choice(["running", "waiting", "delayed", "blocked", "dead", "done"]),
+    type=click.Choice(["running", "ready", "delayed", "blocked", "dead", "done"]),
     help="Only jobs in this state.",
 )
 @click.option("--kind", help="Only jobs of this kind.")
@@ -78,7 +78,7 @@ _RAN = {
 def list_(invocation: Invocation, queue: str | None, state: str | None, kind: str | None, limit: int) -> None:
     """List jobs of one or all queues by state; done jobs only with --state done.
 
-    States: running, waiting (ready to start), delayed (until due), blocked (by other jobs), dead (dead letters), done.
+    States: running, ready (can start now), delayed (until due), blocked (by other jobs), dead (dead letters), done.
     Messages without a label are not jobs; show them with `trunkline queue peek`.
     """
     from trunkline.db.calls import jobs
@@ -93,7 +93,7 @@ def list_(invocation: Invocation, queue: str | None, state: str | None, kind: st
         invocation.say("No matching jobs. Done jobs are listed with --state done.")
 
 
-@command.verb("show", example="trunkline job show 019a8d2e-7c1b-7000-8000-000000000000")
+@command.subcommand("show", example="trunkline job show 019a8d2e-7c1b-7000-8000-000000000000")
 @click.argument("id", type=click.UUID)
 def show(invocation: Invocation, id: UUID) -> None:
     """Show a job: state, arguments, attempts, result, error.
@@ -117,7 +117,7 @@ def _write(invocation: Invocation, job: JobView) -> None:
         invocation.out.one(record(job))
 
 
-@command.verb("retry", example="trunkline job retry 019a8d2e-7c1b-7000-8000-000000000000")
+@command.subcommand("retry", example="trunkline job retry 019a8d2e-7c1b-7000-8000-000000000000")
 @click.argument("ids", type=click.UUID, nargs=-1, required=True)
 def retry(invocation: Invocation, ids: tuple[UUID, ...]) -> None:
     """Retry dead jobs. Attempts start again from 1.
@@ -141,7 +141,7 @@ def retry(invocation: Invocation, ids: tuple[UUID, ...]) -> None:
     invocation.out.many(rows, (Column("id", "id", whole=True), Column("queue", "queue")))
 
 
-@command.verb("cancel", example="trunkline job cancel 019a8d2e-7c1b-7000-8000-000000000000 --reason 'not wanted'")
+@command.subcommand("cancel", example="trunkline job cancel 019a8d2e-7c1b-7000-8000-000000000000 --reason 'not wanted'")
 @click.argument("id", type=click.UUID)
 @click.option("--reason", help="Reason to store with the dead letter.")
 def cancel(invocation: Invocation, id: UUID, reason: str | None) -> None:
@@ -154,17 +154,17 @@ def cancel(invocation: Invocation, id: UUID, reason: str | None) -> None:
 
     async def work(mq: Client) -> dict[str, Any]:
         async with mq.connection() as conn:
-            return {"id": id, "answer": await jobs.cancel_job(conn, id, reason)}
+            return {"id": id, "result": await jobs.cancel_job(conn, id, reason)}
 
     async def over_http(http: HttpClient) -> dict[str, Any]:
-        return {"id": id, "answer": await http.jobs.cancel(id, reason=reason)}
+        return {"id": id, "result": await http.jobs.cancel(id, reason=reason)}
 
     done = invocation.run_either(work, over_http)
     invocation.out.one(done)
-    invocation.say(_CANCELLED.get(done["answer"], "Nothing to cancel: the job has ended."))
+    invocation.say(_CANCELLED.get(done["result"], "Nothing to cancel: the job has ended."))
 
 
-@command.verb("uncancel", example="trunkline job uncancel 019a8d2e-7c1b-7000-8000-000000000000")
+@command.subcommand("uncancel", example="trunkline job uncancel 019a8d2e-7c1b-7000-8000-000000000000")
 @click.argument("id", type=click.UUID)
 def uncancel(invocation: Invocation, id: UUID) -> None:
     """Withdraw the cancel request of a job.
@@ -175,15 +175,15 @@ def uncancel(invocation: Invocation, id: UUID) -> None:
 
     async def work(mq: Client) -> dict[str, Any]:
         async with mq.connection() as conn:
-            return {"id": id, "answer": await jobs.uncancel_job(conn, id)}
+            return {"id": id, "result": await jobs.uncancel_job(conn, id)}
 
     async def over_http(http: HttpClient) -> dict[str, Any]:
-        return {"id": id, "answer": await http.jobs.uncancel(id)}
+        return {"id": id, "result": await http.jobs.uncancel(id)}
 
     invocation.out.one(invocation.run_either(work, over_http))
 
 
-@command.verb("run", example="trunkline job run shop:app send_receipt --args '{\"order_id\": 42}'")
+@command.subcommand("run", example="trunkline job run shop:app send_receipt --args '{\"order_id\": 42}'")
 @click.argument("app")
 @click.argument("kind")
 @click.option("--args", "arguments", default="{}", show_default=True, help="Arguments as a JSON object, or the payload.")
@@ -195,7 +195,7 @@ def run(invocation: Invocation, app: str, kind: str, arguments: str, within: tim
     0 if the job is done, else with 1: it failed or snoozed. Other jobs of the app's queues may run here meanwhile, and
     another worker may run this one first.
     """
-    from trunkline.jobs.loading import load
+    from trunkline.jobs.app_loader import load
 
     loaded = load(app)
     if invocation.names_database or loaded.url is None:
@@ -203,13 +203,13 @@ def run(invocation: Invocation, app: str, kind: str, arguments: str, within: tim
     job = loaded.get(kind)
     try:
         given = msgspec.json.decode(arguments)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise click.BadParameter(f"not valid JSON: {exc}", param_hint="--args") from None
     by_name = isinstance(given, dict) and not job.arguments.whole
     call = job.bind(**given) if by_name else job.bind(given)
-    ran, view, answer = invocation.run_alone(lambda: _run(loaded, call, within))
+    ran, view, result = invocation.run_alone(lambda: _run(loaded, call, within))
     if invocation.out.table:
-        write_job(view, answer=answer if ran.outcome == "done" else None)
+        write_job(view, result=result if ran.outcome == "done" else None)
     else:
         invocation.out.one({**plain(ran), "state": view.state, "result": record(view).get("result")})
     # after the last attempt the database buries the job
@@ -224,26 +224,26 @@ async def _run(app: App, call: Call, within: timedelta) -> tuple[Ran, JobView, s
     from trunkline.db.calls import jobs
     from trunkline.jobs.testing import Jobs
 
-    answers: dict[UUID, str] = {}
+    results: dict[UUID, str] = {}
 
     async def listen(ctx: Any, call: Any) -> Any:
-        answer = await call()
-        answers[ctx.id] = repr(answer)
-        return answer
+        result = await call()
+        results[ctx.id] = repr(result)
+        return result
 
     await probe(app.client.url or "")
     app.middlewares.append(listen)
     async with app:
         ran = await Jobs(app).run_call(call, timeout=within)
         async with app.client.connection() as conn:
-            return ran, await jobs.get_job(conn, ran.id), answers.get(ran.id)
+            return ran, await jobs.get_job(conn, ran.id), results.get(ran.id)
 
 
-@command.verb("kinds", example="trunkline job kinds shop:app")
+@command.subcommand("kinds", example="trunkline job kinds shop:app")
 @click.argument("app")
 def kinds(invocation: Invocation, app: str) -> None:
     """List the job kinds of APP, written module:app."""
-    from trunkline.jobs.loading import load
+    from trunkline.jobs.app_loader import load
 
     loaded = load(app)
     rows = []

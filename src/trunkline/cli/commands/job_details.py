@@ -25,17 +25,17 @@ def record(job: JobView) -> dict[str, Any]:
     return fields | _stored("arguments", job.payload) | _stored("result", job.result)
 
 
-def write_job(job: JobView, *, answer: str | None = None) -> None:
+def write_job(job: JobView, *, result: str | None = None) -> None:
     """Yield the non-empty sections. The handler's result is passed in if it was not stored."""
     target = console()
-    for number, part in enumerate(_sections(job, answer)):
+    for number, part in enumerate(_sections(job, result)):
         if number:
             target.print()
         for each in part:
             target.print(each)
 
 
-def _sections(job: JobView, answer: str | None) -> Iterator[list[RenderableType]]:
+def _sections(job: JobView, result: str | None) -> Iterator[list[RenderableType]]:
     yield _fields(
         "Job",
         {
@@ -57,7 +57,7 @@ def _sections(job: JobView, answer: str | None) -> Iterator[list[RenderableType]
             "worker": job.worker,
             "attempts": job.attempt,
             "waits for": ", ".join(map(str, job.waits_for or ())) or None,
-            "cancel": job.cancel if job.state in ("running", "waiting", "delayed") else None,
+            "cancel": job.cancel if job.state in ("running", "ready", "delayed") else None,
         },
     )
     if job.payload is not None:
@@ -66,8 +66,8 @@ def _sections(job: JobView, answer: str | None) -> Iterator[list[RenderableType]
         yield [_title("Attempts"), _grid((str(row["attempt"]), safe(_attempt(row), keep="\n")) for row in job.history)]
     if job.result is not None:
         yield _text("Result", safe(job.result.decode(errors="backslashreplace")))
-    elif answer is not None:
-        yield _text("Result (not stored)", safe(answer))
+    elif result is not None:
+        yield _text("Result (not stored)", safe(result))
     if job.error:
         yield _text("Error", safe(job.error.rstrip(), keep="\n"))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 command = CommandGroup("message", help="Explain or trace a message.")
 
-_PLACE = re.compile(r"(?P<topic>[^/@]+)/(?P<partition>\d{1,9})@(?P<offset>\d{1,18})", re.ASCII)
+_POSITION = re.compile(r"(?P<topic>[^/@]+)/(?P<partition>\d{1,9})@(?P<offset>\d{1,18})", re.ASCII)
 _READERS = (
     Column("reader", lambda row: f"{row['kind']} {row['name']}", whole=True),
     Column("state", "state", whole=True),
@@ -38,9 +38,9 @@ _EVENTS = (
 
 async def _explain(mq: Messaging, which: str) -> Explanation:
     """Look up a message by id or by topic/partition@offset."""
-    place = _PLACE.fullmatch(which)
-    if place is not None:
-        explanation = await mq.explain_offset(place["topic"], int(place["partition"]), offset=int(place["offset"]))
+    position = _POSITION.fullmatch(which)
+    if position is not None:
+        explanation = await mq.explain_offset(position["topic"], int(position["partition"]), offset=int(position["offset"]))
     else:
         try:
             id = UUID(which)
@@ -54,7 +54,7 @@ async def _explain(mq: Messaging, which: str) -> Explanation:
     return explanation
 
 
-@command.verb(
+@command.subcommand(
     "explain",
     example="trunkline message explain 019a8d2e-7c1b-7000-8000-000000000000\ntrunkline message explain orders/3@9981205",
 )
@@ -71,7 +71,7 @@ def explain(invocation: Invocation, id: str) -> None:
         write_table(_READERS, explanation.readers)
 
 
-@command.verb("trace", example="trunkline message trace 019a8d2e-7c1b-7000-8000-000000000000")
+@command.subcommand("trace", example="trunkline message trace 019a8d2e-7c1b-7000-8000-000000000000")
 @click.argument("id")
 def trace(invocation: Invocation, id: str) -> None:
     """Trace a message: when it was published, claimed and settled, and by which consumer."""
@@ -116,8 +116,8 @@ def _events(explanation: Explanation) -> Iterator[dict[str, Any]]:
         }
 
 
-def _home(place: dict[str, Any]) -> str:
-    return f"topic {place['topic']}" if place.get("topic") else f"queue {place.get('queue')}"
+def _home(position: dict[str, Any]) -> str:
+    return f"topic {position['topic']}" if position.get("topic") else f"queue {position.get('queue')}"
 
 
 def _deliveries(where: str, history: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

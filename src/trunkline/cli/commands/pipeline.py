@@ -81,7 +81,7 @@ def _run(invocation: Invocation, text: str, call: Callable[[Any], Any]) -> Any:
     return summary
 
 
-@command.verb("list", example="trunkline pipeline list --state failed")
+@command.subcommand("list", example="trunkline pipeline list --state failed")
 @click.option("--state", type=click.Choice(["running", "done", "failed", "stopped"]), help="Only pipelines in this state.")
 def list_(invocation: Invocation, state: str | None) -> None:
     """List pipelines and streaming queries with their progress.
@@ -105,7 +105,7 @@ def _all(invocation: Invocation, name: str | None = None) -> list[Any]:
     return invocation.run_either(work, lambda http: http.pipelines.list(name=name))
 
 
-@command.verb("show", example="trunkline pipeline show archive:orders")
+@command.subcommand("show", example="trunkline pipeline show archive:orders")
 @click.argument("name")
 def show(invocation: Invocation, name: str) -> None:
     """Show a pipeline with everything it reported."""
@@ -115,7 +115,7 @@ def show(invocation: Invocation, name: str) -> None:
     invocation.out.one(found[0])
 
 
-@command.verb("archive", example="trunkline pipeline archive orders --location /srv/archive --required")
+@command.subcommand("archive", example="trunkline pipeline archive orders --location /srv/archive --required")
 @click.argument("topic")
 @click.option("--location", metavar="DIR|URI", help="Folder that all tasks can reach; later runs remember it.")
 @click.option(
@@ -179,7 +179,7 @@ def archive(
         )
 
 
-@command.verb(
+@command.subcommand(
     "replay",
     example="trunkline pipeline replay orders --to-queue mail --start 1d --end 1h --id incident-7 --dry-run",
 )
@@ -209,7 +209,7 @@ def replay(
     )
 
 
-@command.verb("compact", example="trunkline pipeline compact orders --table /srv/tables/orders --null-keys skip")
+@command.subcommand("compact", example="trunkline pipeline compact orders --table /srv/tables/orders --null-keys skip")
 @click.argument("topic")
 @click.option("--table", metavar="DIR", help="Folder for a Parquet table.")
 @click.option("--overwrite", is_flag=True, help="Replace the table.")
@@ -229,7 +229,7 @@ def compact(invocation: Invocation, topic: str, **values: Any) -> None:
     _run(invocation, f"compact {topic}", lambda on_progress: run(invocation.url, topic, on_progress=on_progress, **values))
 
 
-@command.verb("report", example="trunkline pipeline report ./report --since 1d")
+@command.subcommand("report", example="trunkline pipeline report ./report --since 1d")
 @click.argument("folder")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
 @click.option("--since", type=Duration(), default="1d", show_default=True, help="Length of the reported period.")
@@ -249,7 +249,7 @@ def report(invocation: Invocation, folder: str, topics: tuple[str, ...], since: 
     )
 
 
-@command.verb(
+@command.subcommand(
     "dedupe", example="trunkline pipeline dedupe orders --to orders-once --by id --within 1h --checkpoint ./dedupe"
 )
 @click.argument("topic")
@@ -280,7 +280,9 @@ def dedupe(invocation: Invocation, topic: str, to_topic: str, within: timedelta,
     )
 
 
-@command.verb("validate", example="trunkline pipeline validate orders --schema order.schema.json --rejects orders-rejected")
+@command.subcommand(
+    "validate", example="trunkline pipeline validate orders --schema order.schema.json --rejects orders-rejected"
+)
 @click.argument("topic")
 @click.option("--schema", "schema_file", metavar="FILE", help="JSON Schema.  [default: inferred from the messages]")
 @click.option("--save-schema", metavar="FILE", help="File to which the schema is written.")
@@ -313,7 +315,7 @@ def _read_schema(path: str) -> dict[str, Any]:
     return schema
 
 
-@command.verb("run", example="trunkline pipeline run totals.sql --from orders --to order-totals --checkpoint ./totals")
+@command.subcommand("run", example="trunkline pipeline run totals.sql --from orders --to order-totals --checkpoint ./totals")
 @click.argument("file")
 @click.option("--from", "topic", metavar="TOPIC", help="Topic to read.")
 @click.option("--to", "to_topic", metavar="TOPIC", help="Topic to publish results to.")
@@ -381,7 +383,7 @@ def _run_declared(invocation: Invocation, file: str, **values: Any) -> None:
     )
 
 
-@command.verb("enqueue", example='trunkline pipeline enqueue archive \'{"topic": "orders"}\'')
+@command.subcommand("enqueue", example='trunkline pipeline enqueue archive \'{"topic": "orders"}\'')
 @click.argument("name")
 @click.argument("settings", default="{}")
 @click.option("--queue", default="pipelines", show_default=True, help="Queue of pipeline workers.")

@@ -13,10 +13,11 @@ import msgspec
 from trunkline.cli.commands import publish
 from trunkline.cli.commands.topic import MESSAGES, given
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation, stacked
+from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation, setting_options
 from trunkline.cli.framework.output import Column, payload_text, progress, shorten
 from trunkline.cli.framework.searching import run_search, search_options
 from trunkline.errors import Conflict, NotFound
+from trunkline.resources import NewQueueSettings, QueueSettings
 from trunkline.types import Result
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _QUEUES = (
 )
 _WAITING = (
     Column("id", "id", whole=True),
-    Column("from", lambda row: row.topic or "inbox"),
+    Column("from", lambda row: row.topic or "direct"),
     Column("created", "created_at", whole=True),
     Column("due", "due_at", whole=True),
     Column("attempts", "attempt", right=True),
@@ -56,28 +57,13 @@ _DELIVERIES = (
 _RESULTS = (Column("receipt", "receipt", whole=True), Column("result", "result"))
 
 
-_settings = stacked(
-    click.option("--lease", type=Duration(), help="Time a consumer may hold a message.  [default: 30s]"),
-    click.option("--max-attempts", type=Count(1), help="Attempts before a message becomes a dead letter.  [default: 20]"),
-    click.option("--backoff-base", type=Duration(), help="Delay after the first nack.  [default: 1s]"),
-    click.option("--backoff-factor", type=float, help="Growth factor of the delay.  [default: 2]"),
-    click.option("--backoff-cap", type=Duration(), help="Maximum delay after a nack.  [default: 1h]"),
-    click.option("--backoff-jitter", type=float, help="Random share of the delay, 0 to 1.  [default: 0.1]"),
-    click.option("--ttl", type=Duration(), help="Age after which messages expire; 0s for no limit."),
-    click.option("--delivery-delay", type=Duration(), help="Delay before the first delivery."),
-    click.option("--history", type=Duration(), help="How long to keep delivery history; 0s disables it."),
-    click.option("--retention", type=Duration(), help="How long to keep finished direct messages."),
-    click.option("--max-payload", type=Count(1), metavar="BYTES", help="Maximum payload size."),
-)
-
-
-@command.verb("list", example="trunkline queue list")
+@command.subcommand("list", example="trunkline queue list")
 def list_(invocation: Invocation) -> None:
     """List queues with their message counts."""
     invocation.out.many(invocation.run(lambda mq: mq.queues.stats()), _QUEUES)
 
 
-@command.verb("show", example="trunkline queue show mail")
+@command.subcommand("show", example="trunkline queue show mail")
 @click.argument("name")
 def show(invocation: Invocation, name: str) -> None:
     """Show a queue's settings and message counts."""
@@ -90,14 +76,9 @@ def show(invocation: Invocation, name: str) -> None:
     invocation.out.one(invocation.run(work))
 
 
-@command.verb("create", example="trunkline queue create mail --lease 30s --max-attempts 5")
+@command.subcommand("create", example="trunkline queue create mail --lease 30s --max-attempts 5")
 @click.argument("name")
-@_settings
-@click.option("--ordered", is_flag=True, default=None, help="Deliver messages with the same key in order.")
-@click.option(
-    "--partitions", type=Count(1), help="Number of partitions; an ordered queue works on one key per partition at a time."
-)
-@click.option("--priorities", type=Count(1), help="Number of priority levels; 0 is the lowest.")
+@setting_options(NewQueueSettings)
 @click.option("--ensure", is_flag=True, help="If the queue exists, update it with these settings.")
 def create(invocation: Invocation, name: str, ensure: bool, **settings: Any) -> None:
     """Create a queue."""
@@ -106,16 +87,16 @@ def create(invocation: Invocation, name: str, ensure: bool, **settings: Any) -> 
     )
 
 
-@command.verb("alter", example="trunkline queue alter mail --max-attempts 10 --backoff-cap 1h")
+@command.subcommand("alter", example="trunkline queue alter mail --max-attempts 10 --backoff-cap 1h")
 @click.argument("name")
-@_settings
+@setting_options(QueueSettings)
 def alter(invocation: Invocation, name: str, **settings: Any) -> None:
     """Change queue settings. Omitted settings stay unchanged."""
     chosen = given(settings)
     invocation.out.one(invocation.run(lambda mq: mq.queues.alter(name, **chosen)))
 
 
-@command.verb("pause", example="trunkline queue pause mail")
+@command.subcommand("pause", example="trunkline queue pause mail")
 @click.argument("name")
 def pause(invocation: Invocation, name: str) -> None:
     """Pause deliveries. Leased messages can still be settled."""
@@ -123,7 +104,7 @@ def pause(invocation: Invocation, name: str) -> None:
     invocation.say(f"queue {name} is paused")
 
 
-@command.verb("resume", example="trunkline queue resume mail")
+@command.subcommand("resume", example="trunkline queue resume mail")
 @click.argument("name")
 def resume(invocation: Invocation, name: str) -> None:
     """Resume deliveries."""
@@ -131,7 +112,7 @@ def resume(invocation: Invocation, name: str) -> None:
     invocation.say(f"queue {name} is resumed")
 
 
-@command.verb("purge", example="trunkline queue purge mail --dry-run")
+@command.subcommand("purge", example="trunkline queue purge mail --dry-run")
 @click.argument("name")
 @confirm.dry_run()
 @confirm.yes()
@@ -148,15 +129,15 @@ def purge(invocation: Invocation, name: str, dry_run: bool, yes: bool) -> None:
     invocation.out.one({"queue": name, "purged": removed})
 
 
-@command.verb("cleanup", example="trunkline queue cleanup mail")
+@command.subcommand("trim", example="trunkline queue trim mail")
 @click.argument("name")
-def cleanup(invocation: Invocation, name: str) -> None:
+def trim(invocation: Invocation, name: str) -> None:
     """Remove finished messages now instead of waiting for upkeep."""
-    emptied = invocation.run(lambda mq: mq.queues.cleanup(name))
+    emptied = invocation.run(lambda mq: mq.queues.trim(name))
     invocation.out.one({"queue": name, "segments": emptied})
 
 
-@command.verb("delete", example="trunkline queue delete mail --dry-run")
+@command.subcommand("delete", example="trunkline queue delete mail --dry-run")
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Delete even if messages are waiting.")
 @confirm.dry_run()
@@ -174,7 +155,7 @@ def delete(invocation: Invocation, name: str, force: bool, dry_run: bool, yes: b
     invocation.say(f"deleted queue {name}")
 
 
-@command.verb("enqueue", example='trunkline queue enqueue mail \'{"to": "a@example.com"}\' --delay 10m')
+@command.subcommand("enqueue", example='trunkline queue enqueue mail \'{"to": "a@example.com"}\' --delay 10m')
 @click.argument("name")
 @publish.options
 @click.option("--priority", type=Count(0), help="Priority level, for queues with priorities; 0 is the lowest.")
@@ -188,7 +169,7 @@ def enqueue(invocation: Invocation, name: str, priority: int | None, **values: A
     return publish.publish(invocation, target, values, priority=priority)
 
 
-@command.verb("peek", example="trunkline queue peek mail --limit 5")
+@command.subcommand("peek", example="trunkline queue peek mail --limit 5")
 @click.argument("name")
 @click.option("--limit", type=Count(1, 10_000), default=10, show_default=True, help="Maximum number of messages.")
 def peek(invocation: Invocation, name: str, limit: int) -> None:
@@ -196,7 +177,7 @@ def peek(invocation: Invocation, name: str, limit: int) -> None:
     invocation.out.many(invocation.run(lambda mq: mq.queues.peek(name, limit=limit)), _WAITING)
 
 
-@command.verb("claim", example="trunkline queue claim mail --limit 10 --lease 5m -o jsonl")
+@command.subcommand("claim", example="trunkline queue claim mail --limit 10 --lease 5m -o jsonl")
 @click.argument("name")
 @click.option("--limit", type=Count(1, 1000), default=1, show_default=True, help="Maximum number of messages.")
 @click.option("--lease", type=Duration(), help="Duration of the lease.  [default: the queue's]")
@@ -249,7 +230,7 @@ def _settle(
         raise NotFound(f"{unknown} of {len(chosen)} receipts are unknown", hint="Use receipts from `trunkline queue claim`.")
 
 
-@command.verb(
+@command.subcommand(
     "ack",
     example="trunkline queue ack RECEIPT\ntrunkline queue claim mail -o jsonl | jq -r .receipt | trunkline queue ack -",
 )
@@ -259,7 +240,7 @@ def ack(invocation: Invocation, receipts: tuple[str, ...]) -> None:
     _settle(invocation, receipts, lambda mq, given: mq.ack(given))
 
 
-@command.verb("nack", example="trunkline queue nack RECEIPT --delay 10m --error 'mail server is down'")
+@command.subcommand("nack", example="trunkline queue nack RECEIPT --delay 10m --error 'mail server is down'")
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
 @click.option("--delay", type=Duration(), help="Delay before redelivery.  [default: the queue's backoff]")
 @click.option("--error", help="Why.")
@@ -268,7 +249,7 @@ def nack(invocation: Invocation, receipts: tuple[str, ...], delay: timedelta | N
     _settle(invocation, receipts, lambda mq, given: mq.nack(given, delay=delay, error=error))
 
 
-@command.verb("bury", example="trunkline queue bury RECEIPT --error 'no such address'")
+@command.subcommand("bury", example="trunkline queue bury RECEIPT --error 'no such address'")
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
 @click.option("--error", help="Why.")
 def bury(invocation: Invocation, receipts: tuple[str, ...], error: str | None) -> None:
@@ -276,14 +257,14 @@ def bury(invocation: Invocation, receipts: tuple[str, ...], error: str | None) -
     _settle(invocation, receipts, lambda mq, given: mq.bury(given, error=error))
 
 
-@command.verb("release", example="trunkline queue release RECEIPT")
+@command.subcommand("release", example="trunkline queue release RECEIPT")
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
 def release(invocation: Invocation, receipts: tuple[str, ...]) -> None:
     """Return messages to the queue without counting an attempt."""
     _settle(invocation, receipts, lambda mq, given: mq.release(given))
 
 
-@command.verb("extend", example="trunkline queue extend RECEIPT --lease 10m")
+@command.subcommand("extend", example="trunkline queue extend RECEIPT --lease 10m")
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
 @click.option("--lease", type=Duration(), required=True, help="New lease, counted from now.")
 def extend(invocation: Invocation, receipts: tuple[str, ...], lease: timedelta) -> None:
@@ -291,7 +272,7 @@ def extend(invocation: Invocation, receipts: tuple[str, ...], lease: timedelta) 
     _settle(invocation, receipts, lambda mq, given: mq.extend(given, lease=lease))
 
 
-@command.verb("log", example="trunkline queue log mail --start 100 --limit 20")
+@command.subcommand("log", example="trunkline queue log mail --start 100 --limit 20")
 @click.argument("name")
 @click.option("--partition", type=Count(0), default=0, show_default=True, help="The partition, or the priority.")
 @click.option("--start", type=Count(1), default=1, show_default=True, help="First offset.")
@@ -302,7 +283,7 @@ def log(invocation: Invocation, name: str, partition: int, start: int, limit: in
     invocation.out.many(rows, MESSAGES)
 
 
-@command.verb("search", example="trunkline queue search mail --text 'ann@example.com' --start 1d")
+@command.subcommand("search", example="trunkline queue search mail --text 'ann@example.com' --start 1d")
 @click.argument("name")
 @search_options
 def search(invocation: Invocation, name: str, **given: Any) -> None:

@@ -38,20 +38,20 @@ async def _find(mq: Messaging, name: str) -> Schedule:
     raise ScheduleNotFound(f"schedule {name!r} does not exist", hint="List schedules with `trunkline schedule list`.")
 
 
-@command.verb("list", example="trunkline schedule list")
+@command.subcommand("list", example="trunkline schedule list")
 def list_(invocation: Invocation) -> None:
     """List schedules with their next times."""
     invocation.out.many(invocation.run(lambda mq: mq.schedules.list()), _SCHEDULES)
 
 
-@command.verb("show", example="trunkline schedule show nightly")
+@command.subcommand("show", example="trunkline schedule show nightly")
 @click.argument("name")
 def show(invocation: Invocation, name: str) -> None:
     """Show a schedule and its message."""
     invocation.out.one(invocation.run(lambda mq: _find(mq, name)))
 
 
-@command.verb(
+@command.subcommand(
     "create",
     example="trunkline schedule create nightly '0 3 * * *' --queue reports --body '{\"kind\": 1}' --timezone Europe/Berlin",
 )
@@ -90,7 +90,7 @@ def create(
     invocation.out.one(invocation.run(work))
 
 
-@command.verb("pause", example="trunkline schedule pause nightly")
+@command.subcommand("pause", example="trunkline schedule pause nightly")
 @click.argument("name")
 def pause(invocation: Invocation, name: str) -> None:
     """Pause a schedule."""
@@ -98,7 +98,7 @@ def pause(invocation: Invocation, name: str) -> None:
     invocation.say(f"schedule {name} is paused")
 
 
-@command.verb("resume", example="trunkline schedule resume nightly")
+@command.subcommand("resume", example="trunkline schedule resume nightly")
 @click.argument("name")
 def resume(invocation: Invocation, name: str) -> None:
     """Resume a schedule."""
@@ -106,7 +106,7 @@ def resume(invocation: Invocation, name: str) -> None:
     invocation.say(f"schedule {name} is resumed")
 
 
-@command.verb("delete", example="trunkline schedule delete nightly --yes")
+@command.subcommand("delete", example="trunkline schedule delete nightly --yes")
 @click.argument("name")
 @confirm.dry_run()
 @confirm.yes()
@@ -122,7 +122,7 @@ def delete(invocation: Invocation, name: str, dry_run: bool, yes: bool) -> None:
     invocation.say(f"deleted schedule {name}")
 
 
-@command.verb("run", example="trunkline schedule run nightly")
+@command.subcommand("run", example="trunkline schedule run nightly")
 @click.argument("name")
 @confirm.dry_run()
 def run(invocation: Invocation, name: str, dry_run: bool) -> None:
@@ -134,7 +134,7 @@ def run(invocation: Invocation, name: str, dry_run: bool) -> None:
     invocation.out.one({"schedule": name, "id": invocation.run(lambda mq: mq.schedules.run(name))})
 
 
-@command.verb(
+@command.subcommand(
     "next",
     example="trunkline schedule next nightly -n 3\n"
     "trunkline schedule next --cron '*/15 9-17 * * 1-5' --timezone Europe/Berlin",

@@ -64,6 +64,7 @@ from trunkline.settings import Settings
 @click.option("--access-log", is_flag=True, help="Log each request.")
 @click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Certificate file.")
 @click.option("--parent", type=Count(1), hidden=True, help="Process to end with.")
+@click.option("--in-process", is_flag=True, hidden=True, help="Run the only worker in this process.")
 @click.option(
     "--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Private key file of the certificate."
 )
@@ -86,6 +87,7 @@ def command(
     console_url: str | None,
     access_log: bool,
     parent: int | None,
+    in_process: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
 ) -> None:
@@ -102,9 +104,9 @@ def command(
         raise SettingsError("the HTTP server is not installed", hint="pip install 'trunkline[server]'") from exc
     from trunkline.cli.framework.database import conninfo
     from trunkline.cli.framework.ports import reserved_ports
-    from trunkline.server.addresses import check_address
     from trunkline.server.config import Config
-    from trunkline.server.parent import end_with
+    from trunkline.server.listen import check_address
+    from trunkline.server.parent_death import end_with
 
     if parent is not None:
         end_with(parent)
@@ -151,6 +153,7 @@ def command(
             ),
             tls_cert=tls_cert,
             tls_key=tls_key,
+            in_process=in_process,
         )
 
 

@@ -37,7 +37,7 @@ _READERS = (
 )
 
 
-@command.verb("list", example="trunkline subscription list --topic orders")
+@command.subcommand("list", example="trunkline subscription list --topic orders")
 @click.option("--queue", help="Only subscriptions of this queue.")
 @click.option("--topic", help="Only subscriptions to this topic.")
 def list_(invocation: Invocation, queue: str | None, topic: str | None) -> None:
@@ -53,7 +53,7 @@ def list_(invocation: Invocation, queue: str | None, topic: str | None) -> None:
     invocation.out.many(invocation.run(work), _SUBSCRIPTIONS)
 
 
-@command.verb("add", example="trunkline subscription add mail orders --pattern 'order.created.#'")
+@command.subcommand("add", example="trunkline subscription add mail orders --pattern 'order.created.#'")
 @click.argument("queue")
 @click.argument("topic")
 @click.option("--pattern", default="#", show_default=True, help="Pattern of routing keys: * matches one word, # any number.")
@@ -86,7 +86,7 @@ def add(
     invocation.out.one(invocation.run(work))
 
 
-@command.verb("remove", example="trunkline subscription remove mail orders --yes")
+@command.subcommand("remove", example="trunkline subscription remove mail orders --yes")
 @click.argument("queue")
 @click.argument("name")
 @confirm.dry_run()
@@ -114,7 +114,7 @@ def remove(invocation: Invocation, queue: str, name: str, dry_run: bool, yes: bo
     invocation.say(f"removed subscription {name} of queue {queue}")
 
 
-@command.verb("test", example="trunkline subscription test orders order.created.eu -H region=eu")
+@command.subcommand("test", example="trunkline subscription test orders order.created.eu -H region=eu")
 @click.argument("topic")
 @click.argument("routing_key", required=False)
 @click.option(

@@ -47,7 +47,9 @@ def _expiry(after: timedelta | None) -> datetime | None:
     return None if after is None else datetime.now(UTC) + after
 
 
-@command.verb("create", example="trunkline token create shop --scope 'publish:orders.*' --scope 'read:*' --expires 90d")
+@command.subcommand(
+    "create", example="trunkline token create shop --scope 'publish:orders.*' --scope 'read:*' --expires 90d"
+)
 @click.argument("name")
 @click.option("--scope", "scopes", multiple=True, required=True, help="Granted scope; may be repeated.")
 @click.option("--expires", type=Duration(), help="Time until the token expires.")
@@ -62,7 +64,7 @@ def create(invocation: Invocation, name: str, scopes: tuple[str, ...], expires: 
     invocation.say("Save the token now: it is not shown again.")
 
 
-@command.verb("rotate", example="trunkline token rotate shop --grace 1h")
+@command.subcommand("rotate", example="trunkline token rotate shop --grace 1h")
 @click.argument("name")
 @click.option("--grace", type=Duration(), default="0s", help="Time during which the previous secret still works.")
 @click.option("--expires", type=Duration(), help="Time until the token expires.")
@@ -80,7 +82,7 @@ def rotate(invocation: Invocation, name: str, grace: timedelta, expires: timedel
     invocation.say("Save the token now: it is not shown again.")
 
 
-@command.verb("revoke", example="trunkline token revoke shop")
+@command.subcommand("revoke", example="trunkline token revoke shop")
 @click.argument("name")
 def revoke(invocation: Invocation, name: str) -> None:
     """Revoke a token. Servers reject it within seconds."""
@@ -90,7 +92,7 @@ def revoke(invocation: Invocation, name: str) -> None:
     invocation.say(f"token {name} is revoked")
 
 
-@command.verb("list", example="trunkline token list")
+@command.subcommand("list", example="trunkline token list")
 def list_(invocation: Invocation) -> None:
     """List tokens, without their secrets."""
     from trunkline.db.calls import tokens

@@ -51,9 +51,9 @@ _TOPICS = (
     Column("partition", "partition", right=True),
     Column("head", "head", right=True),
     Column("per second", "rate_per_second", right=True),
-    Column("kept", lambda row: row.head - row.lowest_offset + 1, right=True),
+    Column("kept", lambda row: row.head - row.earliest_offset + 1, right=True),
     Column("size", lambda row: size_text(row.bytes), right=True),
-    Column("scheduled", "scheduled", right=True),
+    Column("delayed", "delayed", right=True),
 )
 _GROUPS = (
     Column("group", lambda row: short(row.group), whole=True),
@@ -65,7 +65,7 @@ _GROUPS = (
 _ENDPOINTS = (
     Column("endpoint", lambda row: short(row.endpoint), whole=True),
     Column("state", "state"),
-    Column("waiting", "waiting", right=True),
+    Column("ready", "ready", right=True),
     Column("in flight", "in_flight", right=True),
     Column("per second", lambda row: round(row.per_second, 1), right=True),
     Column("last error", "error"),
@@ -135,7 +135,7 @@ class EndpointRow(msgspec.Struct, frozen=True):
 
     endpoint: str
     state: str
-    waiting: int
+    ready: int
     in_flight: int
     per_second: float
     error: str | None
@@ -166,7 +166,7 @@ async def _endpoint_rows(conn: Connection, queues: Sequence[QueueStats]) -> list
 
 def _once_per_topic(stats: Stats) -> Stats:
     """Show delayed messages with the first partition only: they belong to the topic."""
-    topics = [row if row.partition == 0 else msgspec.structs.replace(row, scheduled=0) for row in stats.topics]
+    topics = [row if row.partition == 0 else msgspec.structs.replace(row, delayed=0) for row in stats.topics]
     return msgspec.structs.replace(stats, topics=topics)
 
 

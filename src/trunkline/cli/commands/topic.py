@@ -11,11 +11,12 @@ import click
 
 from trunkline.cli.commands import publish as publishing
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation, stacked
+from trunkline.cli.framework.command import CommandGroup, Count, Invocation, setting_options
 from trunkline.cli.framework.output import Column, payload_text, size_text
 from trunkline.cli.framework.positions import Position, resolve
 from trunkline.cli.framework.searching import run_search, search_options
 from trunkline.errors import NotFound
+from trunkline.resources import TopicSettings
 from trunkline.types import Message
 
 if TYPE_CHECKING:
@@ -30,19 +31,19 @@ _TOPICS = (
     Column("messages", "messages", right=True),
     Column("size", lambda row: size_text(row["bytes"]), right=True),
     Column("per second", "rate_per_second", right=True),
-    Column("scheduled", "scheduled", right=True),
+    Column("delayed", "delayed", right=True),
     Column("retention", "retention", right=True),
 )
 _OFFSETS = (
     Column("topic", "topic", whole=True),
     Column("partition", "partition", right=True),
-    Column("lowest", "lowest_offset", right=True),
+    Column("lowest", "earliest_offset", right=True),
     Column("head", "head", right=True),
     Column("at", "offset_at", right=True),
 )
 _MAP = (
     Column("partition", "partition", right=True),
-    Column("lowest", "lowest_offset", right=True),
+    Column("lowest", "earliest_offset", right=True),
     Column("head", "head", right=True),
     Column("segments", lambda row: len(row.segments), right=True),
     Column("size", lambda row: size_text(sum(segment.bytes or 0 for segment in row.segments)), right=True),
@@ -52,22 +53,13 @@ _MAP = (
     Column("readers", lambda row: ", ".join(f"{each.name} at {each.next_offset}" for each in row.readers)),
 )
 MESSAGES = (
-    Column("place", lambda message: f"{message.partition}@{message.offset}", whole=True),
+    Column("position", lambda message: f"{message.partition}@{message.offset}", whole=True),
     Column("created", "created_at", whole=True),
     Column("id", "id", whole=True),
     Column("key", "key"),
     Column("routing key", "routing_key"),
     Column("label", "label"),
     Column("payload", payload_text),
-)
-
-
-_settings = stacked(
-    click.option("--partitions", type=Count(1), help="Number of partitions.  [default: 1]"),
-    click.option("--retention", type=Duration(), help="How long to keep messages.  [default: 7d]"),
-    click.option("--retention-bytes", type=Count(0, 2**63 - 1), metavar="BYTES", help="Maximum size to keep; 0: no limit."),
-    click.option("--hard-retention", type=Duration(), help="Age after which messages are removed even if unread."),
-    click.option("--max-payload", type=Count(1), metavar="BYTES", help="Maximum payload size."),
 )
 
 
@@ -79,7 +71,7 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-@command.verb("list", example="trunkline topic list")
+@command.subcommand("list", example="trunkline topic list")
 def list_(invocation: Invocation) -> None:
     """List topics with their sizes."""
 
@@ -89,10 +81,10 @@ def list_(invocation: Invocation) -> None:
             {
                 "topic": topic.name,
                 "partitions": topic.partitions,
-                "messages": sum(row.head - row.lowest_offset + 1 for row in stats.get(topic.name, [])),
+                "messages": sum(row.head - row.earliest_offset + 1 for row in stats.get(topic.name, [])),
                 "bytes": sum(row.bytes or 0 for row in stats.get(topic.name, [])),
                 "rate_per_second": sum(row.rate_per_second for row in stats.get(topic.name, [])),
-                "scheduled": max((row.scheduled for row in stats.get(topic.name, [])), default=0),
+                "delayed": max((row.delayed for row in stats.get(topic.name, [])), default=0),
                 "retention": topic.retention,
             }
             for topic in await mq.topics.list()
@@ -101,16 +93,16 @@ def list_(invocation: Invocation) -> None:
     invocation.out.many(invocation.run(work), _TOPICS)
 
 
-@command.verb("show", example="trunkline topic show orders")
+@command.subcommand("show", example="trunkline topic show orders")
 @click.argument("name")
 def show(invocation: Invocation, name: str) -> None:
     """Show a topic's settings."""
     invocation.out.one(invocation.run(lambda mq: mq.topics.get(name)))
 
 
-@command.verb("create", example="trunkline topic create orders --partitions 4 --retention 30d")
+@command.subcommand("create", example="trunkline topic create orders --partitions 4 --retention 30d")
 @click.argument("name")
-@_settings
+@setting_options(TopicSettings)
 @click.option("--ensure", is_flag=True, help="If the topic exists, update it with these settings.")
 def create(invocation: Invocation, name: str, ensure: bool, **settings: Any) -> None:
     """Create a topic."""
@@ -119,16 +111,16 @@ def create(invocation: Invocation, name: str, ensure: bool, **settings: Any) -> 
     )
 
 
-@command.verb("alter", example="trunkline topic alter orders --retention 14d")
+@command.subcommand("alter", example="trunkline topic alter orders --retention 14d")
 @click.argument("name")
-@_settings
+@setting_options(TopicSettings)
 def alter(invocation: Invocation, name: str, **settings: Any) -> None:
     """Change topic settings. Partitions can be added but not removed."""
     chosen = given(settings)
     invocation.out.one(invocation.run(lambda mq: mq.topics.alter(name, **chosen)))
 
 
-@command.verb("delete", example="trunkline topic delete orders --dry-run")
+@command.subcommand("delete", example="trunkline topic delete orders --dry-run")
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Delete even if groups or queues read it.")
 @confirm.dry_run()
@@ -139,7 +131,7 @@ def delete(invocation: Invocation, name: str, force: bool, dry_run: bool, yes: b
     async def look(mq: Messaging) -> str:
         rows = await mq.topics.stats(name)
         groups, queues = await mq.groups.list(name), await mq.subscriptions.list(topic=name)
-        count = sum(row.head - row.lowest_offset + 1 for row in rows)
+        count = sum(row.head - row.earliest_offset + 1 for row in rows)
         return f"delete topic {name} with {count:,} messages, {len(groups)} groups and {len(queues)} subscriptions"
 
     what = invocation.run(look)
@@ -151,7 +143,7 @@ def delete(invocation: Invocation, name: str, force: bool, dry_run: bool, yes: b
     invocation.say(f"deleted topic {name}")
 
 
-@command.verb(
+@command.subcommand(
     "publish",
     example="trunkline topic publish orders '{\"id\": 42}' --key cust-7 --routing-key order.created.eu\n"
     "trunkline topic publish orders --file orders.ndjson --idempotency-prefix import-7",
@@ -168,7 +160,7 @@ def publish(invocation: Invocation, name: str, **values: Any) -> int:
     return publishing.publish(invocation, target, values)
 
 
-@command.verb("read", example="trunkline topic read orders --start 1h --limit 20 -o jsonl")
+@command.subcommand("read", example="trunkline topic read orders --start 1h --limit 20 -o jsonl")
 @click.argument("name")
 @click.option("--partition", type=Count(0), help="Only this partition.")
 @click.option(
@@ -190,12 +182,12 @@ def read(
         return
 
     async def work(mq: Messaging) -> list[Message[Any]]:
-        places = await resolve(mq, name, start)
-        if partition is not None and partition not in places:
-            raise NotFound(f"topic {name!r} has no partition {partition}", hint=f"Partitions are 0 to {len(places) - 1}.")
+        positions = await resolve(mq, name, start)
+        if partition is not None and partition not in positions:
+            raise NotFound(f"topic {name!r} has no partition {partition}", hint=f"Partitions are 0 to {len(positions) - 1}.")
         messages: list[Message[Any]] = []
-        for number in places if partition is None else [partition]:
-            at = places[number]
+        for number in positions if partition is None else [partition]:
+            at = positions[number]
             while len(messages) < limit:
                 page = await mq.topics.read(name, number, start=at, limit=min(_PAGE, limit - len(messages)))
                 if not page:
@@ -207,7 +199,7 @@ def read(
     invocation.out.many(invocation.run(work), MESSAGES)
 
 
-@command.verb(
+@command.subcommand(
     "search",
     example="trunkline topic search orders --key customer-7 --start 1d\n"
     "trunkline topic search orders --text refund --limit 10",
@@ -222,7 +214,7 @@ def search(invocation: Invocation, name: str, **given: Any) -> None:
     run_search(invocation, name, MESSAGES, lambda mq: mq.topics, given)
 
 
-@command.verb("map", example="trunkline topic map orders")
+@command.subcommand("map", example="trunkline topic map orders")
 @click.argument("name")
 def map_(invocation: Invocation, name: str) -> None:
     """Show what each partition holds: segments, readers, archive, staged rows, and until when it is kept."""
@@ -250,7 +242,7 @@ def _read_tiered(invocation: Invocation, name: str, partition: int | None, start
         invocation.out.many(list(islice(messages, limit)), MESSAGES)
 
 
-@command.verb("tail", example="trunkline topic tail orders -o jsonl | jq .body.id")
+@command.subcommand("tail", example="trunkline topic tail orders -o jsonl | jq .body.id")
 @click.argument("name")
 @click.option(
     "--start",
@@ -274,14 +266,17 @@ def tail(invocation: Invocation, name: str, start: str | int | datetime, limit: 
     invocation.run(lambda mq: invocation.out.stream(messages(mq), MESSAGES))
 
 
-@command.verb("offsets", example="trunkline topic offsets orders --at 2026-01-31T12:00:00Z")
+@command.subcommand("offsets", example="trunkline topic offsets orders --at 2026-01-31T12:00:00Z")
 @click.argument("name")
 @click.option(
-    "--at", "place", type=Position(), help="Also show the first offset at or after this time (a time, or an age such as 1h)."
+    "--at",
+    "position",
+    type=Position(),
+    help="Also show the first offset at or after this time (a time, or an age such as 1h).",
 )
-def offsets(invocation: Invocation, name: str, place: str | int | datetime | None) -> None:
+def offsets(invocation: Invocation, name: str, position: str | int | datetime | None) -> None:
     """Show the earliest available offset and the head of each partition."""
-    if place is not None and not isinstance(place, datetime):
+    if position is not None and not isinstance(position, datetime):
         raise click.BadParameter("must be a time, or an age such as 1h", param_hint="'--at'")
 
     async def work(mq: Messaging) -> list[dict[str, Any]]:
@@ -289,11 +284,11 @@ def offsets(invocation: Invocation, name: str, place: str | int | datetime | Non
             {
                 "topic": row.topic,
                 "partition": row.partition,
-                "lowest_offset": row.lowest_offset,
+                "earliest_offset": row.earliest_offset,
                 "head": row.head,
-                "offset_at": None if place is None else await mq.topics.offset_at(name, row.partition, at=place),
+                "offset_at": None if position is None else await mq.topics.offset_at(name, row.partition, at=position),
             }
             for row in await mq.topics.stats(name)
         ]
 
-    invocation.out.many(invocation.run(work), _OFFSETS if place is not None else _OFFSETS[:-1])
+    invocation.out.many(invocation.run(work), _OFFSETS if position is not None else _OFFSETS[:-1])

@@ -253,7 +253,7 @@ async def _keep_dispatching(settings: Settings, url: str, stop: asyncio.Event) -
     if _push_installed():
         from trunkline.cli.commands.dispatch import dispatch
 
-        await dispatch(settings, url, stop)
+        await dispatch(settings, url, stop, await_endpoint=True)
 
 
 def _push_installed() -> bool:

@@ -62,7 +62,7 @@ class QueueConcurrency(click.ParamType):  # type: ignore[type-arg]  # not generi
         return queues
 
 
-@command.verb("run", example="trunkline worker run shop:app --queues mail:10,thumbs:4")
+@command.subcommand("run", example="trunkline worker run shop:app --queues mail:10,thumbs:4")
 @click.argument("app")
 @click.option("--queues", type=QueueConcurrency(), help="Queues and their concurrency.  [default: all of the app, 10 each]")
 @click.option("--prefetch", type=Count(0, 1000), help="Maximum jobs to claim ahead.  [default: adaptive]")
@@ -93,12 +93,12 @@ def run(
     created.
     """
     if reload:
-        from trunkline.jobs.reloading import run_and_reload
+        from trunkline.jobs.autoreload import run_and_reload
 
         words = [word for word in sys.argv[1:] if word != "--reload"]
         return run_and_reload([sys.executable, "-m", "trunkline.cli.main", *words], Path.cwd(), invocation.say)
     from trunkline.jobs import Worker
-    from trunkline.jobs.loading import load
+    from trunkline.jobs.app_loader import load
 
     loaded = load(app)
     source = None
@@ -137,7 +137,7 @@ def _logs() -> None:
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 
-@command.verb("list", example="trunkline worker list")
+@command.subcommand("list", example="trunkline worker list")
 @click.option(
     "--within", type=Duration(), default="1m", show_default=True, help="Maximum time since a worker was last seen."
 )
@@ -162,11 +162,11 @@ _LIMITS = (
     Column("rate", lambda row: row.rate, right=True),
     Column("tokens", lambda row: None if row.tokens is None else round(row.tokens, 1), right=True),
     Column("held by", lambda row: ", ".join(f"{each.worker}:{each.running}" for each in row.holders if each.running)),
-    Column("waiting", lambda row: ", ".join(each.worker for each in row.holders if each.waits)),
+    Column("ready", lambda row: ", ".join(each.worker for each in row.holders if each.waits)),
 )
 
 
-@command.verb("limits", example="trunkline worker limits")
+@command.subcommand("limits", example="trunkline worker limits")
 def limits(invocation: Invocation) -> None:
     """List limits across all workers: the workers that have a share, and those that wait for more."""
     from trunkline.db.calls import jobs

@@ -15,6 +15,7 @@ import click
 
 from trunkline.cli.framework.output import FORMATS, Output, say
 from trunkline.errors import SettingsError, Timeout, TrunklineError
+from trunkline.resources import Field, fields
 from trunkline.settings import Settings, parse_duration
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class CommandGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
-    def verb(self, name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
+    def subcommand(self, name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
         """Register a function as a command of this group; its first argument is the invocation."""
         return lambda function: _add(self, function, name, example)
 
@@ -88,7 +89,7 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.
     return lambda function: _add(None, function, name, example)
 
 
-def _add(noun: CommandGroup | None, function: Callable[..., Any], name: str, example: str) -> click.Command:
+def _add(group: CommandGroup | None, function: Callable[..., Any], name: str, example: str) -> click.Command:
     @functools.wraps(function)
     def call(
         *,
@@ -104,7 +105,7 @@ def _add(noun: CommandGroup | None, function: Callable[..., Any], name: str, exa
         return function(Invocation(flags, output, timeout, quiet), **values)
 
     call.__click_params__ = [*_shared(), *getattr(function, "__click_params__", [])]  # type: ignore[attr-defined]
-    make = click.command if noun is None else noun.command
+    make = click.command if group is None else group.command
     return make(name, cls=Command, example=example)(call)
 
 
@@ -163,6 +164,24 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # not generic in click 
         if not self._least <= number <= self._most:
             self.fail(f"must be between {self._least} and {self._most}, got {number}", param, ctx)
         return number
+
+
+def setting_options(settings: type) -> Callable[[F], F]:
+    """Add an option for each declared setting (resources.py)."""
+    return stacked(*(_setting_option(field) for field in fields(settings)))
+
+
+def _setting_option(field: Field) -> Callable[[Any], Any]:
+    name = f"--{field.name.replace('_', '-')}"
+    default = f"  [default: {field.setting.default}]" if field.setting.default else ""
+    text = f"{field.setting.help}{default}"
+    if field.type is bool:
+        return click.option(name, is_flag=True, default=None, help=text)
+    if field.type is int:
+        most = 2**63 - 1 if field.sql == "bigint" else 2**31 - 1
+        metavar = field.setting.unit.upper() if field.setting.unit else None
+        return click.option(name, type=Count(field.setting.low or 0, most), metavar=metavar, help=text)
+    return click.option(name, type=Duration() if field.type is timedelta else field.type, help=text)
 
 
 def needs_database() -> click.UsageError:

@@ -58,14 +58,14 @@ def _moment(text: str) -> datetime | None:
         return None
 
 
-async def resolve(mq: Messaging, topic: str, place: str | int | datetime) -> dict[int, int]:
+async def resolve(mq: Messaging, topic: str, position: str | int | datetime) -> dict[int, int]:
     """Resolve a position to an offset per partition."""
     offsets = {}
     for row in await mq.topics.stats(topic):
-        if isinstance(place, datetime):
-            offsets[row.partition] = await mq.topics.offset_at(topic, row.partition, at=place)
-        elif isinstance(place, int):
-            offsets[row.partition] = place
+        if isinstance(position, datetime):
+            offsets[row.partition] = await mq.topics.offset_at(topic, row.partition, at=position)
+        elif isinstance(position, int):
+            offsets[row.partition] = position
         else:
-            offsets[row.partition] = row.lowest_offset if place == "earliest" else row.head + 1
+            offsets[row.partition] = row.earliest_offset if position == "earliest" else row.head + 1
     return offsets

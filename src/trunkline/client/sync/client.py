@@ -6,39 +6,41 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
-from trunkline.client.lending import Lender
-from trunkline.client.sync import consuming
-from trunkline.client.sync.batches import Batch
-from trunkline.client.sync.consuming import Claims, GroupReader
-from trunkline.client.sync.dead import DeadLetters
+from trunkline.client.on_connection import OnConnection
+from trunkline.client.sync.batches import Batch, DatabaseCommits
+from trunkline.client.sync.claims import Claims, claim
+from trunkline.client.sync.dead_letters import DeadLetters
 from trunkline.client.sync.deliveries import Deliveries
 from trunkline.client.sync.endpoints import Endpoints
+from trunkline.client.sync.group_reader import GroupReader
 from trunkline.client.sync.groups import Groups
 from trunkline.client.sync.inspection import Inspection
 from trunkline.client.sync.queues import Queues
+from trunkline.client.sync.runs import Runs
 from trunkline.client.sync.schedules import Schedules
 from trunkline.client.sync.subscriptions import Subscriptions
 from trunkline.client.sync.topics import Topics
-from trunkline.codec import duration, place
+from trunkline.codec import duration, position_text
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import InvalidValue, SettingsError
+from trunkline.messaging import ManyOptions, MessageOptions, QueueMessageOptions
 from trunkline.runtime.sync.publisher import new_messages
 from trunkline.runtime.sync.session import Session
 from trunkline.settings import Settings
-from trunkline.types import Duration, Explanation, Headers, NewMessage, PerBody, Place, Published, Range, Result, Stats
+from trunkline.types import Duration, Explanation, NewMessage, Position, Published, Range, Result, Stats
 
 T = TypeVar("T")
 _LEASE = timedelta(seconds=30)
 _POOL_TIMEOUT = timedelta(seconds=30)
 
 
-class SyncClient(Lender):
+class SyncClient(OnConnection):
     """A client of one database: `with SyncClient(url) as mq:`.
 
     Safe for concurrent use by many threads. The URL defaults to TRUNKLINE_DATABASE_URL. The client
@@ -78,6 +80,7 @@ class SyncClient(Lender):
         self.groups = Groups(self._open)
         self.subscriptions = Subscriptions(self._open)
         self.dead = DeadLetters(self._open)
+        self.runs = Runs(self._open)
         self.schedules = Schedules(self._open)
         self.endpoints = Endpoints(self._open)
         self.inspect = Inspection(self._open)
@@ -124,91 +127,25 @@ class SyncClient(Lender):
 
     # Publishing
 
-    def publish(
-        self,
-        topic: str,
-        body: Any,
-        *,
-        key: str | None = None,
-        routing_key: str | None = None,
-        label: str | None = None,
-        headers: Headers | None = None,
-        id: UUID | None = None,
-        occurred_at: datetime | None = None,
-        idempotency_key: str | None = None,
-        delay: Duration | None = None,
-        deliver_at: datetime | None = None,
-        content_type: str | None = None,
-    ) -> Published:
+    def publish(self, topic: str, body: Any, **options: Unpack[MessageOptions]) -> Published:
         """Publish a message to a topic. It is on disk when this returns.
 
         Concurrent calls share one statement. Each returns its own result, and a rejected message fails only its own
         call. If a call is cancelled while it runs, the message may or may not have been published. A repeated
         `idempotency_key`, or `id` without a key, adds nothing and returns the first id with `duplicate` true.
         """
-        message = NewMessage(
-            body=body,
-            key=key,
-            routing_key=routing_key,
-            label=label,
-            headers=headers,
-            id=id,
-            occurred_at=occurred_at,
-            idempotency_key=idempotency_key,
-            delay=delay,
-            deliver_at=deliver_at,
-            content_type=content_type,
-        )
+        message = NewMessage(body=body, **options)
         return self._open().publisher.publish("topic", topic, message)
 
-    def enqueue(
-        self,
-        queue: str,
-        body: Any,
-        *,
-        key: str | None = None,
-        routing_key: str | None = None,
-        label: str | None = None,
-        headers: Headers | None = None,
-        id: UUID | None = None,
-        occurred_at: datetime | None = None,
-        idempotency_key: str | None = None,
-        delay: Duration | None = None,
-        deliver_at: datetime | None = None,
-        content_type: str | None = None,
-        priority: int | None = None,
-    ) -> Published:
+    def enqueue(self, queue: str, body: Any, **options: Unpack[QueueMessageOptions]) -> Published:
         """Publish a message directly to a queue. See `publish`.
 
         `priority` is for queues with priorities; 0 is the lowest level.
         """
-        message = NewMessage(
-            body=body,
-            key=key,
-            routing_key=routing_key,
-            label=label,
-            headers=headers,
-            id=id,
-            occurred_at=occurred_at,
-            idempotency_key=idempotency_key,
-            delay=delay,
-            deliver_at=deliver_at,
-            content_type=content_type,
-            priority=priority,
-        )
+        message = NewMessage(body=body, **options)
         return self._open().publisher.publish("inbox", queue, message)
 
-    def publish_many(
-        self,
-        topic: str,
-        bodies: Iterable[Any],
-        *,
-        key: PerBody = None,
-        routing_key: PerBody = None,
-        label: PerBody = None,
-        headers: Headers | None = None,
-        content_type: str | None = None,
-    ) -> list[Published]:
+    def publish_many(self, topic: str, bodies: Iterable[Any], **options: Unpack[ManyOptions]) -> list[Published]:
         """Publish many messages in one transaction. Either all are on disk when this returns, or none is stored.
 
         Takes an iterable of bodies or `NewMessage`s of any length and sends it in batches of at most 1,000 messages and
@@ -216,26 +153,12 @@ class SyncClient(Lender):
         `key`, `routing_key` and `label` are one value for all messages or a function of the body; a `NewMessage` keeps
         its own values. Results are in input order.
         """
-        messages = new_messages(
-            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
-        )
+        messages = new_messages(bodies, **options)
         return self._open().publisher.publish_many("topic", topic, messages)
 
-    def enqueue_many(
-        self,
-        queue: str,
-        bodies: Iterable[Any],
-        *,
-        key: PerBody = None,
-        routing_key: PerBody = None,
-        label: PerBody = None,
-        headers: Headers | None = None,
-        content_type: str | None = None,
-    ) -> list[Published]:
+    def enqueue_many(self, queue: str, bodies: Iterable[Any], **options: Unpack[ManyOptions]) -> list[Published]:
         """Publish many messages directly to a queue. See `publish_many`."""
-        messages = new_messages(
-            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
-        )
+        messages = new_messages(bodies, **options)
         return self._open().publisher.publish_many("inbox", queue, messages)
 
     def wake(self) -> None:
@@ -288,7 +211,7 @@ class SyncClient(Lender):
         Returns an empty result at once if none is ready.
         """
         session = self._open()
-        return consuming.claim(
+        return claim(
             session,
             session.settler,
             queue,
@@ -301,7 +224,7 @@ class SyncClient(Lender):
 
     def ack(self, receipts: Sequence[str]) -> list[Result]:
         """Acknowledge deliveries, which are then never redelivered. The result is `lost` where the lease has ended."""
-        return self._open().settler.ack_many(receipts)
+        return self._open().settler.ack(receipts)
 
     def nack(self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
         """Return failed deliveries to the queue for redelivery after `delay` (default: the queue's backoff).
@@ -331,7 +254,7 @@ class SyncClient(Lender):
         type: None = None,
         *,
         group: str,
-        start: Place = "earliest",
+        start: Position = "earliest",
         batch: int = 100,
         lease: Duration = _LEASE,
         member: str | None = None,
@@ -343,7 +266,7 @@ class SyncClient(Lender):
         type: type[T],
         *,
         group: str,
-        start: Place = "earliest",
+        start: Position = "earliest",
         batch: int = 100,
         lease: Duration = _LEASE,
         member: str | None = None,
@@ -354,7 +277,7 @@ class SyncClient(Lender):
         type: Any = None,
         *,
         group: str,
-        start: Place = "earliest",
+        start: Position = "earliest",
         batch: int = 100,
         lease: Duration = _LEASE,
         member: str | None = None,
@@ -368,7 +291,7 @@ class SyncClient(Lender):
             self._open(),
             topic,
             group,
-            start=place(start),
+            start=position_text(start),
             batch=batch,
             lease=duration(lease) or _LEASE,
             member=member,
@@ -395,7 +318,7 @@ class SyncClient(Lender):
             fetch = partial(
                 calls.fetch,
                 conn,
-                partial(Batch, session, topic, group, lease=span),
+                partial(Batch, DatabaseCommits(session), topic, group, member=member, lease=span),
                 topic,
                 group,
                 member=member,
@@ -473,7 +396,7 @@ class QueueHandle:
     def claims(
         self,
         *,
-        slots: int = 1,
+        max_in_flight: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -483,7 +406,7 @@ class QueueHandle:
     def claims(
         self,
         *,
-        slots: int = 1,
+        max_in_flight: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -492,7 +415,7 @@ class QueueHandle:
     def claims(
         self,
         *,
-        slots: int = 1,
+        max_in_flight: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -500,13 +423,13 @@ class QueueHandle:
     ) -> Claims[Any]:
         """Consume the queue. Use the result as a context manager and iterate over its deliveries; settle each one.
 
-        At most `slots` deliveries are in flight at once. Their leases are renewed while you work, so `lease` only sets
+        At most `max_in_flight` deliveries are open at once. Their leases are renewed while you work, so `lease` only sets
         how soon messages are redelivered if this process dies.
         """
         return Claims(
             self._client.session,
             self.name,
-            slots=slots,
+            max_in_flight=max_in_flight,
             lease=duration(lease),
             labels=labels,
             consumer=consumer,

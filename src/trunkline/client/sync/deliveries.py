@@ -4,21 +4,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self, TypeVar
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, Self, TypeVar
 
 import msgspec
 
-from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
-from trunkline.runtime.sync import transactions
+from trunkline.runtime.sync.transactions import CommitMark
 from trunkline.types import Delivery as DeliveryRecord
 from trunkline.types import Duration, Result
 
-if TYPE_CHECKING:
-    from trunkline.runtime.sync.settler import Settler
-
 T = TypeVar("T")
+
+
+class SettlesDeliveries(Protocol):
+    """Settles the deliveries of either client: over a database connection, or over HTTP."""
+
+    def ack_one(self, receipt: str) -> Result: ...
+    def ack(self, receipts: Sequence[str]) -> list[Result]: ...
+    def nack(self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None) -> list[Result]: ...
+    def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]: ...
+    def release(self, receipts: Sequence[str]) -> list[Result]: ...
+    def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]: ...
+    def transaction(self, receipts: Sequence[str], marks: Sequence[CommitMark]) -> AbstractContextManager[Connection]: ...
 
 
 class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
@@ -28,12 +36,12 @@ class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
     is safe.
     """
 
-    _settler: Settler
-    _once: transactions.Once = msgspec.field(default_factory=transactions.Once)
+    _settler: SettlesDeliveries
+    _once: CommitMark = msgspec.field(default_factory=CommitMark)
 
     def ack(self) -> Result:
         """Acknowledge the message, which is then never redelivered. Concurrent acks share a statement."""
-        return self._settler.ack(self.receipt)
+        return self._settler.ack_one(self.receipt)
 
     def nack(self, *, delay: Duration | None = None, error: str | None = None) -> Result:
         """Return the message to the queue for redelivery after `delay` (default: the queue's backoff).
@@ -61,22 +69,17 @@ class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
         Raises `LeaseLost` if the lease has ended; everything is then rolled back. Do not repeat the block after
         `OutcomeUnknown`: if it was not committed, the message is redelivered.
         """
-        with transactions.settled(self._settler.session, self._ack_on, once=[self._once]) as conn:
+        with self._settler.transaction([self.receipt], [self._once]) as conn:
             yield conn
-        self._settler.forget([self.receipt])
-
-    def _ack_on(self, conn: Connection) -> tuple[Result, str]:
-        result = (calls.ack(conn, [self.receipt]))[0]
-        return result, calls.transaction_number(conn)
 
 
 class Deliveries(tuple[Delivery[T], ...]):
     """The deliveries of one claim, with methods that settle all of them. Results are in the order of the deliveries."""
 
-    _settler: Settler
+    _settler: SettlesDeliveries
 
     @classmethod
-    def of(cls, deliveries: Iterable[Delivery[T]], settler: Settler) -> Self:
+    def of(cls, deliveries: Iterable[Delivery[T]], settler: SettlesDeliveries) -> Self:
         batch = cls(deliveries)
         batch._settler = settler
         return batch
@@ -87,7 +90,7 @@ class Deliveries(tuple[Delivery[T], ...]):
 
     def ack(self) -> list[Result]:
         """Acknowledge all messages in one statement."""
-        return self._settler.ack_many(self.receipts)
+        return self._settler.ack(self.receipts)
 
     def nack(self, *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
         return self._settler.nack(self.receipts, delay=delay, error=error)
@@ -104,12 +107,5 @@ class Deliveries(tuple[Delivery[T], ...]):
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """Ack all messages in a transaction with your own writes. Raises `LeaseLost` if any lease has ended."""
-        marks = [delivery._once for delivery in self]
-        with transactions.settled(self._settler.session, self._ack_on, once=marks) as conn:
+        with self._settler.transaction(self.receipts, [delivery._once for delivery in self]) as conn:
             yield conn
-        self._settler.forget(self.receipts)
-
-    def _ack_on(self, conn: Connection) -> tuple[Result, str]:
-        results = calls.ack(conn, self.receipts) if self else []
-        worst: Result = next((result for result in results if result != "done"), "done")
-        return worst, calls.transaction_number(conn)

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID
 
-from trunkline.client.sync.noun import Noun
+from trunkline.client.sync.resource import Resource
 from trunkline.codec import duration
 from trunkline.concurrency.threads import sleep
 from trunkline.db.sync.calls import push
@@ -18,7 +18,7 @@ from trunkline.types import Attempt, Duration, Endpoint, NewEndpoint
 _POLL_SECONDS = 0.1
 
 
-class Endpoints(Noun):
+class Endpoints(Resource):
     """`client.endpoints`"""
 
     def create(

@@ -6,14 +6,14 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 
-from trunkline.client.sync.noun import Noun
-from trunkline.codec import place
+from trunkline.client.sync.resource import Resource
+from trunkline.codec import position_text
 from trunkline.db.sync import calls
 from trunkline.db.sync.calls import inspection
-from trunkline.types import Group, GroupStats, Headers, Member, Place
+from trunkline.types import Group, GroupStats, Headers, Member, Position
 
 
-class Groups(Noun):
+class Groups(Resource):
     """`client.groups`"""
 
     def create(
@@ -21,7 +21,7 @@ class Groups(Noun):
         topic: str,
         group: str,
         *,
-        start: Place = "earliest",
+        start: Position = "earliest",
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group:
@@ -37,7 +37,7 @@ class Groups(Noun):
         topic: str,
         group: str,
         *,
-        start: Place = "earliest",
+        start: Position = "earliest",
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group:
@@ -48,12 +48,12 @@ class Groups(Noun):
         return self._make(topic, group, start, pattern, headers, ensure=True)
 
     def _make(
-        self, topic: str, group: str, start: Place, pattern: str | None, headers: Headers | None, *, ensure: bool
+        self, topic: str, group: str, start: Position, pattern: str | None, headers: Headers | None, *, ensure: bool
     ) -> Group:
         self._session().sequence_before(topic, start)
         with self._writing() as conn:
             return calls.create_group(
-                conn, topic, group, start=place(start), pattern=pattern, headers=headers, ensure=ensure
+                conn, topic, group, start=position_text(start), pattern=pattern, headers=headers, ensure=ensure
             )
 
     def list(
@@ -82,14 +82,14 @@ class Groups(Noun):
         with self._writing() as conn:
             calls.delete_group(conn, topic, group)
 
-    def seek(self, topic: str, group: str, to: Place, *, partition: int | None = None) -> dict[int, int]:
+    def seek(self, topic: str, group: str, to: Position, *, partition: int | None = None) -> dict[int, int]:
         """Move the group's position, in one partition or in all. Members lose their current batches.
 
         Returns the next offset of each partition.
         """
         self._session().sequence_before(topic, to)
         with self._writing() as conn:
-            return calls.seek(conn, topic, group, place(to), partition=partition)
+            return calls.seek(conn, topic, group, position_text(to), partition=partition)
 
     def stats(self, topic: str | None = None, group: str | None = None) -> builtins.list[GroupStats]:
         """Return one row per group and partition: position, lag, owner."""

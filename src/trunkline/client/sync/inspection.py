@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal
 
-from trunkline.client.sync.noun import Noun
+from trunkline.client.sync.resource import Resource
 from trunkline.codec import duration
 from trunkline.db.sync.calls import inspection
 from trunkline.types import Attention, Duration, RetentionDeadline, SeriesPoint
@@ -15,7 +15,7 @@ from trunkline.types import Attention, Duration, RetentionDeadline, SeriesPoint
 SeriesKind = Literal["topic", "queue", "group", "endpoint", "label", "system"]
 
 
-class Inspection(Noun):
+class Inspection(Resource):
     """`client.inspect`"""
 
     def attention(self) -> list[Attention]:

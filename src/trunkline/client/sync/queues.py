@@ -6,39 +6,22 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
-from trunkline.client.sync.noun import Noun, settings
-from trunkline.codec import duration, place
+from trunkline.client.sync.resource import Resource
+from trunkline.codec import duration, position_text
 from trunkline.db.sync import calls
 from trunkline.db.sync.calls import inspection
-from trunkline.types import Duration, Message, Place, Queue, QueueStats, Search, SearchRange, Selection, Waiting
+from trunkline.resources import NewQueueSettings, QueueSettings, checked
+from trunkline.types import Duration, Message, Position, Queue, QueueStats, ReadyMessage, Search, SearchRange, Selection
 
 T = TypeVar("T")
 
 
-class Queues(Noun):
+class Queues(Resource):
     """`client.queues`"""
 
-    def create(
-        self,
-        name: str,
-        *,
-        lease: Duration | None = None,
-        max_attempts: int | None = None,
-        backoff_base: Duration | None = None,
-        backoff_factor: float | None = None,
-        backoff_cap: Duration | None = None,
-        backoff_jitter: float | None = None,
-        ttl: Duration | None = None,
-        delivery_delay: Duration | None = None,
-        ordered: bool | None = None,
-        partitions: int | None = None,
-        priorities: int | None = None,
-        history: Duration | None = None,
-        retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Queue:
+    def create(self, name: str, **settings: Unpack[NewQueueSettings]) -> Queue:
         """Create a queue. Raises `AlreadyExists` if the name is taken.
 
         `ordered`: only one lease per partition at a time, so that messages with the same key are processed in order.
@@ -49,43 +32,10 @@ class Queues(Noun):
             return calls.create_queue(
                 conn,
                 name,
-                **settings(
-                    lease=lease,
-                    max_attempts=max_attempts,
-                    backoff_base=backoff_base,
-                    backoff_factor=backoff_factor,
-                    backoff_cap=backoff_cap,
-                    backoff_jitter=backoff_jitter,
-                    ttl=ttl,
-                    delivery_delay=delivery_delay,
-                    ordered=ordered,
-                    partitions=partitions,
-                    priorities=priorities,
-                    history=history,
-                    retention=retention,
-                    max_payload=max_payload,
-                ),
+                **checked(NewQueueSettings, settings),
             )
 
-    def ensure(
-        self,
-        name: str,
-        *,
-        lease: Duration | None = None,
-        max_attempts: int | None = None,
-        backoff_base: Duration | None = None,
-        backoff_factor: float | None = None,
-        backoff_cap: Duration | None = None,
-        backoff_jitter: float | None = None,
-        ttl: Duration | None = None,
-        delivery_delay: Duration | None = None,
-        ordered: bool | None = None,
-        partitions: int | None = None,
-        priorities: int | None = None,
-        history: Duration | None = None,
-        retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Queue:
+    def ensure(self, name: str, **settings: Unpack[NewQueueSettings]) -> Queue:
         """Create the queue, or update the given settings if it exists.
 
         Raises `AlreadyExists` if `ordered`, `partitions` or `priorities` differ: these cannot be changed.
@@ -94,58 +44,16 @@ class Queues(Noun):
             return calls.ensure_queue(
                 conn,
                 name,
-                **settings(
-                    lease=lease,
-                    max_attempts=max_attempts,
-                    backoff_base=backoff_base,
-                    backoff_factor=backoff_factor,
-                    backoff_cap=backoff_cap,
-                    backoff_jitter=backoff_jitter,
-                    ttl=ttl,
-                    delivery_delay=delivery_delay,
-                    ordered=ordered,
-                    partitions=partitions,
-                    priorities=priorities,
-                    history=history,
-                    retention=retention,
-                    max_payload=max_payload,
-                ),
+                **checked(NewQueueSettings, settings),
             )
 
-    def alter(
-        self,
-        name: str,
-        *,
-        lease: Duration | None = None,
-        max_attempts: int | None = None,
-        backoff_base: Duration | None = None,
-        backoff_factor: float | None = None,
-        backoff_cap: Duration | None = None,
-        backoff_jitter: float | None = None,
-        ttl: Duration | None = None,
-        delivery_delay: Duration | None = None,
-        history: Duration | None = None,
-        retention: Duration | None = None,
-        max_payload: int | None = None,
-    ) -> Queue:
+    def alter(self, name: str, **settings: Unpack[QueueSettings]) -> Queue:
         """Change the given settings and keep the others. A `ttl` or `history` of `"0s"` disables it."""
         with self._writing() as conn, conn.transaction():
             return calls.alter_queue(
                 conn,
                 name,
-                **settings(
-                    lease=lease,
-                    max_attempts=max_attempts,
-                    backoff_base=backoff_base,
-                    backoff_factor=backoff_factor,
-                    backoff_cap=backoff_cap,
-                    backoff_jitter=backoff_jitter,
-                    ttl=ttl,
-                    delivery_delay=delivery_delay,
-                    history=history,
-                    retention=retention,
-                    max_payload=max_payload,
-                ),
+                **checked(QueueSettings, settings),
             )
 
     def get(self, name: str) -> Queue:
@@ -199,13 +107,13 @@ class Queues(Noun):
             if step == 0:
                 return total
 
-    def cleanup(self, name: str) -> int:
+    def trim(self, name: str) -> int:
         """Remove finished messages now instead of waiting for retention.
 
         Returns the number of segments and shared-store partitions that were emptied.
         """
         with self._writing() as conn:
-            return calls.cleanup_queue(conn, name)
+            return calls.trim_queue(conn, name)
 
     def stats(self, name: str | None = None, *, names: Sequence[str] | None = None) -> builtins.list[QueueStats]:
         """Return one row per queue, of one queue or of all.
@@ -232,13 +140,19 @@ class Queues(Noun):
         selection: Selection | None = None,
         *,
         partitions: Sequence[int] | None = None,
-        start: Place = "earliest",
-        end: Place = "latest",
+        start: Position = "earliest",
+        end: Position = "latest",
     ) -> builtins.list[SearchRange]:
         """Return what `search` would read at most: offsets, messages and about how many bytes, per partition."""
         with self._session().reading(queue=queue) as conn:
             return inspection.estimate_search(
-                conn, "queue", queue, selection or {}, partitions=partitions, start=place(start), end=place(end)
+                conn,
+                "queue",
+                queue,
+                selection or {},
+                partitions=partitions,
+                start=position_text(start),
+                end=position_text(end),
             )
 
     def search(
@@ -247,8 +161,8 @@ class Queues(Noun):
         selection: Selection | None = None,
         *,
         partitions: Sequence[int] | None = None,
-        start: Place = "earliest",
-        end: Place = "latest",
+        start: Position = "earliest",
+        end: Position = "latest",
         limit: int = 50,
         backwards: bool = True,
         max_rows: int = 1_000_000,
@@ -269,8 +183,8 @@ class Queues(Noun):
                 queue,
                 selection or {},
                 partitions=partitions,
-                start=place(start),
-                end=place(end),
+                start=position_text(start),
+                end=position_text(end),
                 limit=limit,
                 backwards=backwards,
                 max_rows=max_rows,
@@ -280,10 +194,10 @@ class Queues(Noun):
             )
 
     @overload
-    def peek(self, queue: str, *, limit: int = 10, type: None = None) -> builtins.list[Waiting[Any]]: ...
+    def peek(self, queue: str, *, limit: int = 10, type: None = None) -> builtins.list[ReadyMessage[Any]]: ...
     @overload
-    def peek(self, queue: str, *, limit: int = 10, type: type[T]) -> builtins.list[Waiting[T]]: ...
-    def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]:
+    def peek(self, queue: str, *, limit: int = 10, type: type[T]) -> builtins.list[ReadyMessage[T]]: ...
+    def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[ReadyMessage[Any]]:
         """List the next messages to be delivered, retries first, without claiming them or counting an attempt."""
         with self._session().reading(queue=queue) as conn:
             return calls.peek_queue(conn, queue, limit=limit, type=type)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import builtins
 
-from trunkline.client.sync.noun import Noun
-from trunkline.codec import place
+from trunkline.client.sync.resource import Resource
+from trunkline.codec import position_text
 from trunkline.db.sync import calls
-from trunkline.types import Headers, Place, Reader, Subscription
+from trunkline.types import Headers, Position, Reader, Subscription
 
 
-class Subscriptions(Noun):
+class Subscriptions(Resource):
     """`client.subscriptions`"""
 
     def add(
@@ -21,7 +21,7 @@ class Subscriptions(Noun):
         *,
         pattern: str = "#",
         headers: Headers | None = None,
-        start: Place = "latest",
+        start: Position = "latest",
         name: str | None = None,
     ) -> Subscription:
         """Subscribe the queue to a topic, for messages that match `pattern` (on the routing key) and `headers`.
@@ -30,7 +30,7 @@ class Subscriptions(Noun):
         """
         self._session().sequence_before(topic, start)
         with self._writing() as conn:
-            calls.subscribe(conn, queue, topic, pattern=pattern, headers=headers, start=place(start), name=name)
+            calls.subscribe(conn, queue, topic, pattern=pattern, headers=headers, start=position_text(start), name=name)
             rows = calls.list_subscriptions(conn, queue, topic)
         return next(row for row in rows if row.name == (name or topic))
 

@@ -91,9 +91,9 @@ class ArchiveStats(msgspec.Struct, frozen=True, kw_only=True):
     partition: int
     location: str | None
     required: bool
-    lowest_archived: int | None
+    earliest_archived: int | None
     archived_upto: int
-    lowest_live: int
+    earliest_live: int
     head: int
     files: int
     rows: int

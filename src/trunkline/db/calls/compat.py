@@ -15,7 +15,7 @@ from trunkline.types import Headers, Message
 
 
 class Held(NamedTuple):
-    """The state of a message in a queue (leased, acked, waiting, dead or gone), with the receipt of its lease."""
+    """The state of a message in a queue (leased, acked, ready, dead or gone), with the receipt of its lease."""
 
     state: str
     receipt: str | None

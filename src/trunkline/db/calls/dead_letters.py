@@ -60,6 +60,13 @@ async def redrive(
     )
 
 
+async def redrive_edited(
+    conn: Connection, queue: str, id: UUID, payload: bytes, *, headers: str | None = None, content_type: str | None = None
+) -> None:
+    query = "select trunkline.redrive_edited(%b, %b, %b, %b::jsonb, %b::text)"
+    await fetch_rows(conn, query, (queue, id, payload, headers, content_type))
+
+
 async def purge_dead_letters(conn: Connection, queue: str, *, ids: Sequence[UUID] | None = None, limit: int = 1000) -> int:
     return int(
         await fetch_value(

@@ -110,10 +110,11 @@ def tables_with_dead_rows(conn: Connection, more_than: int) -> list[Row]:
 def missing_segments(conn: Connection) -> list[Row]:
     """Return topic, partition, segment, and true if it is the current segment, false for the next one."""
     return conn.execute(
-        "select t.name, l.partition, x.segment, x.segment = x.current as needed"
+        "select t.name, l.partition, x.segment, x.segment = c.current as needed"
         " from trunkline.logs l join trunkline.topics t using (topic_id)"
-        " cross join lateral (select (trunkline._last_id(l.topic_id, l.partition) + 1) / t.segment_rows as current) c"
-        " cross join lateral (select c.current, c.current + n as segment from generate_series(0, 1) n) x"
+        " cross join lateral (select trunkline._last_id(l.topic_id, l.partition) as last) i"
+        " cross join lateral (select (i.last + 1) / t.segment_rows as current) c cross join lateral"
+        " generate_series(c.current, trunkline._newest_segment(i.last, t.segment_rows)) x(segment)"
         " where to_regclass(format('trunkline.topic_%s_%s_%s', l.topic_id, l.partition, x.segment)) is null"
         " and not t.shared and t.kind <> 'store' order by needed desc, 1, 2 limit 5"
     ).fetchall()

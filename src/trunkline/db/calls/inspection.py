@@ -44,7 +44,7 @@ async def attention(conn: Connection) -> list[Attention]:
 async def topic_map(conn: Connection, topic: str) -> list[PartitionMap]:
     rows = await fetch_rows(
         conn,
-        "select partition, lowest_offset, head, unsequenced, staged, segments, times, readers, archive, keeps"
+        "select partition, earliest_offset, head, unsequenced, staged, segments, times, readers, archive, keeps"
         " from trunkline.topic_map(%b)",
         (topic,),
     )

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 
-class Ending(msgspec.Struct, frozen=True):
+class JobEnd(msgspec.Struct, frozen=True):
     """The data that settles one job: receipt, id, result, and the unique key to free."""
 
     receipt: str
@@ -30,7 +30,7 @@ class JobResult(msgspec.Struct, frozen=True):
 
 
 class JobRow(msgspec.Struct, frozen=True):
-    """A job of a list: running, waiting, delayed, blocked, dead or done. `position`: where the next page begins."""
+    """A job of a list: running, ready, delayed, blocked, dead or done. `position`: where the next page begins."""
 
     id: UUID
     queue: str
@@ -46,7 +46,7 @@ class JobRow(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """One job in any state: running, waiting, delayed, blocked, dead, done, cancelled, failed or gone."""
+    """One job in any state: running, ready, delayed, blocked, dead, done, cancelled, failed or gone."""
 
     id: UUID
     queue: str | None

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.codec import Encoded, error_text, to_json
-from trunkline.db.calls.job_records import Ending, JobResult, JobRow, JobView, LimitRow, WorkerRow
+from trunkline.codec import EncodedMessage, error_text, to_json
+from trunkline.db.calls.job_records import JobEnd, JobResult, JobRow, JobView, LimitRow, WorkerRow
 from trunkline.db.pool import Connection
 from trunkline.db.query import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Published, Result
@@ -21,11 +21,11 @@ async def ack_lease(conn: Connection, lease: str, offsets: Sequence[int]) -> lis
     return ["done"] * len(offsets) if results is None else results
 
 
-async def finish_jobs(conn: Connection, verb: str, ends: Sequence[Ending], *, error: str | None = None) -> list[Result]:
+async def settle_jobs(conn: Connection, verb: str, ends: Sequence[JobEnd], *, error: str | None = None) -> list[Result]:
     """Settle jobs, store their results, free their unique keys and start the jobs that wait for them."""
     results: list[Result] = await fetch_value(
         conn,
-        "select trunkline.finish_jobs(%b, %b::text[], %b::uuid[], %b::bytea[], %b::bool[], %b::text[], %b::text)",
+        "select trunkline.settle_jobs(%b, %b::text[], %b::uuid[], %b::bytea[], %b::bool[], %b::text[], %b::text)",
         (
             verb,
             [end.receipt for end in ends],
@@ -61,7 +61,9 @@ async def job_results(conn: Connection, ids: Sequence[UUID]) -> list[JobResult]:
 # Enqueuing
 
 
-async def enqueue_unique(conn: Connection, queue: str, message: Encoded, *, unique: str, hold: timedelta) -> Published:
+async def enqueue_unique(
+    conn: Connection, queue: str, message: EncodedMessage, *, unique: str, hold: timedelta
+) -> Published:
     rows = await fetch_rows(
         conn,
         "select id, duplicate from trunkline.enqueue_unique(%b, %b, %b, %b, %b::text, %b::jsonb, %b::uuid, %b::interval,"
@@ -83,7 +85,7 @@ async def enqueue_unique(conn: Connection, queue: str, message: Encoded, *, uniq
     return Published(*rows[0])
 
 
-async def enqueue_after(conn: Connection, queue: str, message: Encoded, *, after: Sequence[UUID]) -> Published:
+async def enqueue_after(conn: Connection, queue: str, message: EncodedMessage, *, after: Sequence[UUID]) -> Published:
     rows = await fetch_rows(
         conn,
         "select id, duplicate from trunkline.enqueue_after(%b, %b::uuid[], %b, %b, %b::text, %b::jsonb, %b::uuid, %b::int)",
@@ -150,21 +152,21 @@ async def ensure_limit(
     )
 
 
-async def hold_slots(
+async def acquire_limit(
     conn: Connection, worker: str, limits: Sequence[str], wants: Sequence[int], *, span: timedelta
 ) -> list[int]:
     """Acquire capacity with a relaxed commit: what a crash loses is requested again a second later."""
     grants: list[int] = await fetch_value(
         conn,
-        "select trunkline.hold_slots(%b, %b::text[], %b::int[], %b, true)",
+        "select trunkline.acquire_limit(%b, %b::text[], %b::int[], %b, true)",
         (worker, list(limits), list(wants), span),
     )
     return grants
 
 
-async def take_tokens(conn: Connection, limit: str, want: int) -> tuple[int, float]:
+async def acquire_tokens(conn: Connection, limit: str, want: int) -> tuple[int, float]:
     """Return the number of tokens granted and the seconds until the next one."""
-    rows = await fetch_rows(conn, "select granted, seconds from trunkline.take_tokens(%b, %b::int, true)", (limit, want))
+    rows = await fetch_rows(conn, "select granted, seconds from trunkline.acquire_tokens(%b, %b::int, true)", (limit, want))
     return rows[0][0], rows[0][1]
 
 

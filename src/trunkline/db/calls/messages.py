@@ -10,7 +10,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import tuple_row
 
-from trunkline.codec import Encoded, decoder
+from trunkline.codec import EncodedMessage, decoder
 from trunkline.db.binary_copy import COLUMNS, new_ids
 from trunkline.db.binary_copy import rows as copy_rows
 from trunkline.db.calls.queues import get_queue
@@ -34,7 +34,7 @@ async def topic_number(conn: Connection, kind: str, name: str) -> int:
     return int(await fetch_value(conn, "select trunkline.topic_number(%b, %b)", (kind, name)))
 
 
-async def publish_one(conn: Connection, kind: str, name: str, message: Encoded, numbers: dict[str, int]) -> Published:
+async def publish_one(conn: Connection, kind: str, name: str, message: EncodedMessage, numbers: dict[str, int]) -> Published:
     """Publish one plain message, the fast path.
 
     A topic has a generated function, whose insert has a cached plan. `numbers` keeps the topic numbers in their names.
@@ -82,7 +82,7 @@ def _publish_function(number: int) -> str:
     return f"select trunkline.topic_{int(number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, null, %b)"
 
 
-async def publish_many(conn: Connection, kind: str, name: str, messages: Sequence[Encoded]) -> list[Published]:
+async def publish_many(conn: Connection, kind: str, name: str, messages: Sequence[EncodedMessage]) -> list[Published]:
     """Publish messages to a topic or directly to a queue, all or none. Results are in input order."""
 
     def column(attribute: str) -> list[Any] | None:
@@ -137,7 +137,7 @@ async def copy_target(conn: Connection, kind: str, name: str) -> CopyTarget | No
     )
 
 
-async def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Encoded]) -> list[Published]:
+async def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[EncodedMessage]) -> list[Published]:
     """Stream plain messages into a table with COPY. Requires a transaction: ids are drawn in a separate statement."""
     keys = [message.key for message in messages]
     table, column, places, row_ids, at = (
@@ -182,9 +182,9 @@ async def offset_at(conn: Connection, topic: str, partition: int, at: datetime) 
     return int(await fetch_value(conn, "select trunkline.offset_at(%b, %b::int, %b)", (topic, partition, at)))
 
 
-async def offset_of(conn: Connection, topic: str, partition: int, place: str) -> int:
+async def offset_of(conn: Connection, topic: str, partition: int, position: str) -> int:
     """Return the next offset to read from a position: 'earliest', 'latest', an offset or a time."""
-    return int(await fetch_value(conn, "select trunkline.offset_of(%b, %b::int, %b)", (topic, partition, place)))
+    return int(await fetch_value(conn, "select trunkline.offset_of(%b, %b::int, %b)", (topic, partition, position)))
 
 
 async def explain_message(conn: Connection, id: UUID) -> Explanation:

@@ -58,6 +58,10 @@ async def list_endpoints(conn: Connection) -> list[Endpoint]:
     return await fetch_records(conn, Endpoint, _ENDPOINTS)
 
 
+async def any_endpoint(conn: Connection) -> bool:
+    return bool(await fetch_value(conn, "select exists (select from trunkline.endpoints)"))
+
+
 async def get_endpoint(conn: Connection, name: str) -> Endpoint:
     # the first statement raises if the endpoint does not exist
     await fetch_rows(conn, "select from trunkline._endpoint(%b)", (name,))
@@ -173,7 +177,7 @@ async def replay(
 # Dispatching
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint's state and settings for one dispatcher at time `now`. Times are in seconds from `now`."""
 
     now: datetime
@@ -202,8 +206,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     tests: list[UUID] | None
 
 
-async def dispatch_plan(conn: Connection, dispatcher: str) -> list[Planned]:
-    return await fetch_records(conn, Planned, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
+async def dispatch_plan(conn: Connection, dispatcher: str) -> list[EndpointPlan]:
+    return await fetch_records(conn, EndpointPlan, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
 
 
 async def leave_dispatch(conn: Connection, dispatcher: str) -> None:
@@ -244,14 +248,14 @@ class Permits(NamedTuple):
     wait: float
 
 
-async def take_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
+async def acquire_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
     rows = await fetch_rows(
-        conn, "select delays, valid, wait from trunkline.take_permits(%b::int, %b::int)", (endpoint_id, want)
+        conn, "select delays, valid, wait from trunkline.acquire_permits(%b::int, %b::int)", (endpoint_id, want)
     )
     return Permits(*rows[0])
 
 
-class Settlement(NamedTuple):
+class AttemptRow(NamedTuple):
     """The outcome of a delivery and its request. `seconds` is None if no request was made."""
 
     endpoint_id: int
@@ -274,7 +278,7 @@ def _array(values: Iterable[Any]) -> str:
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
-async def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[Result]:
+async def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[AttemptRow], *, now: float) -> list[Result]:
     """Settle deliveries and record their attempts. `now` is by the same clock as `started`."""
     endpoints, queues, receipts, ids, attempts, started, seconds, statuses, outcomes, delays, errors, snippets = zip(
         *items, strict=True
@@ -309,20 +313,20 @@ async def open_breaker(conn: Connection, endpoint_id: int, openings: int) -> flo
     return 0.0 if value is None else float(value)
 
 
-async def take_probe(conn: Connection, endpoint_id: int) -> bool:
-    return bool(await fetch_value(conn, "select trunkline.take_probe(%b::int)", (endpoint_id,)))
+async def acquire_probe(conn: Connection, endpoint_id: int) -> bool:
+    return bool(await fetch_value(conn, "select trunkline.acquire_probe(%b::int)", (endpoint_id,)))
 
 
 async def close_breaker(conn: Connection, endpoint_id: int) -> None:
     await fetch_rows(conn, "select trunkline.close_breaker(%b::int)", (endpoint_id,))
 
 
-async def hold_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
-    await fetch_rows(conn, "select trunkline.hold_endpoint(%b::int, %b)", (endpoint_id, span))
+async def defer_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
+    await fetch_rows(conn, "select trunkline.defer_endpoint(%b::int, %b)", (endpoint_id, span))
 
 
-async def bar_dispatcher(conn: Connection, dispatcher: str, endpoint_id: int, reason: str, *, probing: bool) -> float:
-    query = "select trunkline.bar_dispatcher(%b, %b::int, %b, %b)"
+async def deny_egress(conn: Connection, dispatcher: str, endpoint_id: int, reason: str, *, probing: bool) -> float:
+    query = "select trunkline.deny_egress(%b, %b::int, %b, %b)"
     return float(await fetch_value(conn, query, (dispatcher, endpoint_id, reason, probing)))
 
 
@@ -330,8 +334,8 @@ async def return_test(conn: Connection, endpoint_id: int, id: UUID) -> bool:
     return bool(await fetch_value(conn, "select trunkline.return_test(%b::int, %b::uuid)", (endpoint_id, id)))
 
 
-async def lift_bar(conn: Connection, dispatcher: str, endpoint_id: int) -> None:
-    await fetch_rows(conn, "select trunkline.lift_bar(%b, %b::int)", (dispatcher, endpoint_id))
+async def allow_egress(conn: Connection, dispatcher: str, endpoint_id: int) -> None:
+    await fetch_rows(conn, "select trunkline.allow_egress(%b, %b::int)", (dispatcher, endpoint_id))
 
 
 # Receiving

@@ -131,7 +131,7 @@ def runs_statement(topic: str, topic_id: int, partition: int, lo: int, hi: int) 
 
 
 def lowest_statement(topic_id: int, partition: int) -> str:
-    return f"select trunkline.lowest_offset({int(topic_id)}, {int(partition)}) as lowest"
+    return f"select trunkline.earliest_offset({int(topic_id)}, {int(partition)}) as lowest"
 
 
 def rows_statement(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from trunkline.codec import headers_json
 from trunkline.db.pool import Connection
 from trunkline.db.query import fetch_records, fetch_value
 
@@ -42,6 +43,8 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     address: str | None
     action: str
     object: str | None
+    detail: dict[str, Any] | None = None
+    """The target of the action, and the values that it replaced."""
 
 
 def digest(secret: str) -> bytes:
@@ -102,8 +105,17 @@ async def now(conn: Connection) -> datetime:
     return moment
 
 
-async def record_audit(conn: Connection, *, actor: str, address: str | None, action: str, object: str | None) -> None:
-    await fetch_value(conn, "select trunkline._record_audit(%b, %b::text, %b, %b::text)", (actor, address, action, object))
+async def record_audit(
+    conn: Connection,
+    *,
+    actor: str,
+    address: str | None,
+    action: str,
+    object: str | None,
+    detail: Mapping[str, Any] | None = None,
+) -> None:
+    query = "select trunkline._record_audit(%b, %b::text, %b, %b::text, %b::jsonb)"
+    await fetch_value(conn, query, (actor, address, action, object, headers_json(detail)))
 
 
 async def list_audit(conn: Connection, *, after: int = 0, limit: int = 100) -> list[AuditEntry]:

@@ -8,27 +8,17 @@ from typing import Any
 from trunkline.db.calls.statements import named_arguments
 from trunkline.db.pool import Connection
 from trunkline.db.query import fetch_records, fetch_rows
-from trunkline.types import (
-    Topic,
-)
-
-_TOPIC_SETTINGS = {
-    "partitions": "int",
-    "retention": "interval",
-    "retention_bytes": "bigint",
-    "hard_retention": "interval",
-    "max_payload": "int",
-    "segment_rows": "int",
-}
+from trunkline.resources import TopicSettings, sql_types
+from trunkline.types import Topic
 
 
 async def create_topic(conn: Connection, name: str, **settings: Any) -> Topic:
-    named, values = named_arguments(settings, _TOPIC_SETTINGS)
+    named, values = named_arguments(settings, sql_types(TopicSettings))
     return (await fetch_records(conn, Topic, f"select * from trunkline.create_topic(%b{named})", (name, *values)))[0]  # noqa: S608
 
 
 async def alter_topic(conn: Connection, name: str, **settings: Any) -> Topic:
-    named, values = named_arguments(settings, _TOPIC_SETTINGS)
+    named, values = named_arguments(settings, sql_types(TopicSettings))
     return (await fetch_records(conn, Topic, f"select * from trunkline.alter_topic(%b{named})", (name, *values)))[0]  # noqa: S608
 
 
@@ -37,7 +27,7 @@ async def get_topic(conn: Connection, name: str) -> Topic:
 
 
 async def ensure_topic(conn: Connection, name: str, **settings: Any) -> Topic:
-    named, values = named_arguments(settings, _TOPIC_SETTINGS)
+    named, values = named_arguments(settings, sql_types(TopicSettings))
     return (await fetch_records(conn, Topic, f"select * from trunkline.ensure_topic(%b{named})", (name, *values)))[0]  # noqa: S608
 
 

@@ -84,13 +84,14 @@ class _Pooled(psycopg.Connection[tuple[Any, ...]]):
 
 
 def _not_ours(record: logging.LogRecord) -> bool:
-    """Suppress pool log lines for errors that callers receive anyway: broken and failed connections."""
+    """Suppress log lines for errors that callers receive anyway, and for connections that a cancelled call leaves."""
     values = record.args if isinstance(record.args, tuple) else ()
     return not any(value == _POOL_NAME or isinstance(value, _Pooled) for value in values)
 
 
 _POOL_NAME = "trunkline"
-logging.getLogger("psycopg.pool").addFilter(_not_ours)
+for _name in ("psycopg", "psycopg.pool"):
+    logging.getLogger(_name).addFilter(_not_ours)
 
 
 class Pool:

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trunkline import telemetry
-from trunkline.codec import Encoded, encode_message
+from trunkline.codec import EncodedMessage, encode_message
 from trunkline.concurrency.threads import Coalescer
 from trunkline.db.binary_copy import fits
 from trunkline.db.sync import calls
@@ -53,9 +53,9 @@ def new_messages(
             )
 
 
-def batches(messages: Iterable[NewMessage]) -> Iterator[list[Encoded]]:
+def batches(messages: Iterable[NewMessage]) -> Iterator[list[EncodedMessage]]:
     """Yield encoded messages in batches within the message and byte limits of one statement."""
-    batch: list[Encoded] = []
+    batch: list[EncodedMessage] = []
     size = 0
     for message in messages:
         encoded = encode_message(message)
@@ -82,7 +82,7 @@ class Publisher:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._coalescers: dict[tuple[str, str], Coalescer[Encoded, Published]] = {}
+        self._coalescers: dict[tuple[str, str], Coalescer[EncodedMessage, Published]] = {}
         self._numbers: dict[str, int] = {}
         """Numbers of topics, by name."""
 
@@ -109,7 +109,7 @@ class Publisher:
         with telemetry.publishing(name, messages) as traced:
             return self._publish_batches(kind, name, batches(traced))
 
-    def _publish_batches(self, kind: str, name: str, remaining: Iterator[list[Encoded]]) -> list[Published]:
+    def _publish_batches(self, kind: str, name: str, remaining: Iterator[list[EncodedMessage]]) -> list[Published]:
         first = next(remaining, None)
         if first is None:
             return []
@@ -128,7 +128,7 @@ class Publisher:
 
     @staticmethod
     def _one_of_many(
-        conn: Connection, kind: str, name: str, target: calls.CopyTarget | None, batch: list[Encoded]
+        conn: Connection, kind: str, name: str, target: calls.CopyTarget | None, batch: list[EncodedMessage]
     ) -> list[Published]:
         """Publish a batch with COPY if possible: it costs the server a third of what a statement does."""
         if target is not None and all(message.plain and fits(message, target.max_payload) for message in batch):
@@ -140,7 +140,7 @@ class Publisher:
         for coalescer in tuple(self._coalescers.values()):
             coalescer.drain()
 
-    def _flush(self, kind: str, name: str, batch: list[Encoded]) -> list[Published | BaseException]:
+    def _flush(self, kind: str, name: str, batch: list[EncodedMessage]) -> list[Published | BaseException]:
         """Publish a batch in one statement.
 
         If it is rejected, nothing was stored: bisect to isolate the invalid message.

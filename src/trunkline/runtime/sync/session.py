@@ -17,7 +17,7 @@ from trunkline.db.sync.wakeup import Wakeup
 from trunkline.runtime.sync.publisher import Publisher
 from trunkline.runtime.sync.renewals import Renewals
 from trunkline.runtime.sync.settler import Settler
-from trunkline.types import Delivery, Place
+from trunkline.types import Delivery, Position
 
 D = TypeVar("D", bound=Delivery[Any])
 
@@ -76,7 +76,7 @@ class Session:
             calls.sequence_before_reading(conn, queue=queue, topic=topic)
             yield conn
 
-    def sequence_before(self, topic: str, start: Place) -> None:
+    def sequence_before(self, topic: str, start: Position) -> None:
         """Sequence the topic before a reader is created or moved, so that "latest" is after all committed messages."""
         if start != "earliest" and not isinstance(start, int):
             self.wakeup.sequence("topic", topic)

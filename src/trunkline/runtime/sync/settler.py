@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from trunkline.concurrency.threads import Coalescer
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import InvalidType
+from trunkline.runtime.sync.transactions import CommitMark, settled
 from trunkline.types import Duration, Result
 
 if TYPE_CHECKING:
@@ -32,10 +34,11 @@ class Settler:
         if self._on_settled is not None:
             self._on_settled(receipts)
 
-    def ack(self, receipt: str) -> Result:
+    def ack_one(self, receipt: str) -> Result:
+        """Acknowledge a delivery. Concurrent calls share a statement."""
         return self._acks.submit(receipt)
 
-    def ack_many(self, receipts: Sequence[str]) -> list[Result]:
+    def ack(self, receipts: Sequence[str]) -> list[Result]:
         return self._settle(receipts, calls.ack)
 
     def nack(self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
@@ -74,11 +77,24 @@ class Settler:
                 self.forget(chunk)
         return results
 
+    @contextmanager
+    def transaction(self, receipts: Sequence[str], marks: Sequence[CommitMark]) -> Iterator[Connection]:
+        """Run the caller's transaction, which ends with the acks. Rolls back and raises `LeaseLost` if a lease has ended."""
+
+        def ack(conn: Connection) -> tuple[Result, str]:
+            results = calls.ack(conn, receipts) if receipts else []
+            worst: Result = next((result for result in results if result != "done"), "done")
+            return worst, calls.transaction_number(conn)
+
+        with settled(self.session, ack, once=marks) as conn:
+            yield conn
+        self.forget(receipts)
+
     def drain(self) -> None:
         self._acks.drain()
 
     def _flush(self, receipts: list[str]) -> list[Result | BaseException]:
-        return list(self.ack_many(receipts))
+        return list(self.ack(receipts))
 
 
 def _chunks(receipts: Sequence[str]) -> list[Sequence[str]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -14,11 +14,13 @@ from psycopg.pq import TransactionStatus
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import LeaseLost, OffsetAhead, TransactionMisuse, from_psycopg
-from trunkline.runtime.sync.session import Session
 from trunkline.types import Result
 
+if TYPE_CHECKING:
+    from trunkline.runtime.sync.session import Session
 
-class LentConnection(psycopg.Connection[tuple[Any, ...]]):
+
+class BorrowedConnection(psycopg.Connection[tuple[Any, ...]]):
     """A pool connection lent for one transaction. Using it afterwards, or in a forked child, raises."""
 
     def __init__(self, owner: Connection) -> None:
@@ -44,7 +46,7 @@ class LentConnection(psycopg.Connection[tuple[Any, ...]]):
         """Do not close the connection: its session belongs to the pool."""
 
 
-class Once:
+class CommitMark:
     """Marks messages whose transaction reached its commit: repeating it could apply their effects twice."""
 
     __slots__ = ("spent",)
@@ -55,7 +57,7 @@ class Once:
 
 @contextmanager
 def settled(
-    session: Session, settle: Callable[[Connection], tuple[Result, str]], *, once: Sequence[Once]
+    session: Session, settle: Callable[[Connection], tuple[Result, str]], *, once: Sequence[CommitMark]
 ) -> Iterator[Connection]:
     """Run a transaction that ends with `settle`, which returns its result and the id of the transaction it ran in.
 
@@ -68,7 +70,7 @@ def settled(
             hint="Do not repeat it. If it was not committed, the messages are redelivered when their lease ends.",
         )
     with session.connection(writing=True) as owner:
-        lent = LentConnection(owner)
+        lent = BorrowedConnection(owner)
         try:
             with lent.transaction():
                 number = calls.transaction_number(lent)

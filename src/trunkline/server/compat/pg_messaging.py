@@ -12,15 +12,15 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from trunkline.db.calls import compat
-from trunkline.server.access import IN_BODY
-from trunkline.server.call import Answer, Call, answer
-from trunkline.server.fields import Offset, name_fault, refuse
-from trunkline.server.params import WAIT, Param
-from trunkline.server.parsing import check_value
+from trunkline.server.auth import IN_BODY
+from trunkline.server.bodies import Offset, check_value, name_fault, refuse
+from trunkline.server.long_poll import retry_until, until_gone
 from trunkline.server.problems import Problem, invalid
+from trunkline.server.query import WAIT, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, respond
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import render
-from trunkline.server.waiting import retry_until, until_gone
 from trunkline.types import NewMessage
 
 TAG = "pubsub"
@@ -73,9 +73,11 @@ class Ids(msgspec.Struct, frozen=True):
 @route(
     "POST",
     "/pubsub/publish",
-    Doc(tag=TAG, object=IN_BODY, scope="publish", strict=False, body=Publish, answers={201: Ids}, problems=(400, 404, 413)),
+    Doc(
+        tag=TAG, object=IN_BODY, scope="publish", strict=False, body=Publish, responses={201: Ids}, problems=(400, 404, 413)
+    ),
 )
-async def publish(request: Call) -> Answer:
+async def publish(request: Request) -> Response:
     """Publish payloads, all or none. Returns their ids."""
     body = await request.read(Publish)
     topic = _name(body.topic_id, FIRST_TOPIC, "topic_id")
@@ -83,10 +85,10 @@ async def publish(request: Call) -> Answer:
     messages = body.messages()
     if topic == FIRST_TOPIC:
         await request.mq.topics.ensure(topic)
-    with request.engine.publishing(sum(len(message.body) for message in messages)):
+    with request.service.publishing(sum(len(message.body) for message in messages)):
         published = await request.mq.publish_many(topic, messages)
-    request.engine.metrics.published(len(published))
-    return answer(Ids([row.id for row in published]), 201)
+    request.service.metrics.published(len(published))
+    return respond(Ids([row.id for row in published]), 201)
 
 
 class LogMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,12 +133,12 @@ def _log_messages(rows: list[Any]) -> list[LogMessage]:
             WAIT,
         ),
         strict=False,
-        answers={200: Consumed},
+        responses={200: Consumed},
         problems=(400, 404, 409),
         reads=True,
     ),
 )
-async def consume(request: Call) -> Answer:
+async def consume(request: Request) -> Response:
     """Claim the next offsets of a group and read them.
 
     Without `member` the claim is final, as in the recipe: a consumer that crashes loses its messages. With `member`
@@ -152,53 +154,53 @@ async def consume(request: Call) -> Answer:
     return await _lease(request, topic, group, query)
 
 
-async def _claim(call: Call, topic: str, group: str, query: dict[str, Any]) -> Answer:
+async def _claim(request: Request, topic: str, group: str, query: dict[str, Any]) -> Response:
     if query["wait"]:
-        await call.bytes()
+        await request.bytes()
 
     async def look() -> Any:
-        return await call.mq.claim_range(topic, group, limit=query["max"])
+        return await request.mq.claim_range(topic, group, limit=query["max"])
 
-    work = retry_until(call.mq, "group", topic, look, wait=query["wait"], group=group, member="http")
-    found = await (until_gone(call, work) if query["wait"] else work)
+    work = retry_until(request.mq, "group", topic, look, wait=query["wait"], group=group, member="http")
+    found = await (until_gone(request, work) if query["wait"] else work)
     if found is None:
-        async with call.mq.connection() as conn:
+        async with request.mq.connection() as conn:
             acked = await compat.committed(conn, topic, group)
-        return answer(Consumed(claimed_start_offset=acked + 1, claimed_end_offset=acked, messages=[]))
-    rows = await call.mq.topics.read(topic, found.partition, start=found.first, limit=found.last - found.first + 1)
-    return answer(Consumed(claimed_start_offset=found.first, claimed_end_offset=found.last, messages=_log_messages(rows)))
+        return respond(Consumed(claimed_start_offset=acked + 1, claimed_end_offset=acked, messages=[]))
+    rows = await request.mq.topics.read(topic, found.partition, start=found.first, limit=found.last - found.first + 1)
+    return respond(Consumed(claimed_start_offset=found.first, claimed_end_offset=found.last, messages=_log_messages(rows)))
 
 
-async def _lease(call: Call, topic: str, group: str, query: dict[str, Any]) -> Answer:
+async def _lease(request: Request, topic: str, group: str, query: dict[str, Any]) -> Response:
     member, lease = query["member"], timedelta(seconds=query["lease"])
-    stats = await call.mq.groups.stats(topic) if await _has_topic(call, topic) else []
+    stats = await request.mq.groups.stats(topic) if await _has_topic(request, topic) else []
     mine = [row for row in stats if row.group == group and row.member == member and row.fetched >= row.next_offset]
-    async with call.writing() as conn:
+    async with request.writing() as conn:
         for row in mine:
             await compat.ack_upto(conn, topic, group, row.fetched)
 
     async def look() -> compat.Pulled | None:
-        async with call.mq.connection() as conn:
-            budget = call.engine.config.max_response_bytes
+        async with request.mq.connection() as conn:
+            budget = request.service.config.max_response_bytes
             return await compat.pull(conn, topic, group, member=member, limit=query["max"], lease=lease, max_bytes=budget)
 
-    work = retry_until(call.mq, "group", topic, look, wait=query["wait"], group=group, member=member)
+    work = retry_until(request.mq, "group", topic, look, wait=query["wait"], group=group, member=member)
     try:
-        found = await (until_gone(call, work) if query["wait"] else work)
+        found = await (until_gone(request, work) if query["wait"] else work)
     except BaseException:
         if query["wait"]:
-            await call.mq.leave(topic, group, member=member)
+            await request.mq.leave(topic, group, member=member)
         raise
     if found is None:
-        async with call.mq.connection() as conn:
+        async with request.mq.connection() as conn:
             acked = await compat.committed(conn, topic, group)
-        return answer(Consumed(claimed_start_offset=acked + 1, claimed_end_offset=acked, messages=[]))
+        return respond(Consumed(claimed_start_offset=acked + 1, claimed_end_offset=acked, messages=[]))
     rows = _log_messages(found.messages)
-    return answer(Consumed(claimed_start_offset=rows[0].c_offset, claimed_end_offset=rows[-1].c_offset, messages=rows))
+    return respond(Consumed(claimed_start_offset=rows[0].c_offset, claimed_end_offset=rows[-1].c_offset, messages=rows))
 
 
-async def _has_topic(call: Call, topic: str) -> bool:
-    await call.mq.topics.get(topic)
+async def _has_topic(request: Request, topic: str) -> bool:
+    await request.mq.topics.get(topic)
     return True
 
 
@@ -223,11 +225,11 @@ class CommittedOffset(msgspec.Struct, frozen=True):
         scope="consume",
         strict=False,
         body=CommitOffset,
-        answers={200: CommittedOffset},
+        responses={200: CommittedOffset},
         problems=(400, 404, 409),
     ),
 )
-async def commit(request: Call) -> Answer:
+async def commit(request: Request) -> Response:
     """Commit offsets, for consumers with a `member`. Cumulative; never moves back."""
     body = await request.read(CommitOffset)
     topic = _name(body.topic_id, FIRST_TOPIC, "topic_id")
@@ -237,7 +239,7 @@ async def commit(request: Call) -> Answer:
     async with request.writing() as conn:
         done = await compat.ack_upto(conn, topic, body.group_id, body.offset)
     request.mq.wake()
-    return answer(CommittedOffset(done + 1))
+    return respond(CommittedOffset(done + 1))
 
 
 # The queue
@@ -259,10 +261,16 @@ class JobId(msgspec.Struct, frozen=True):
     "POST",
     "/queue/enqueue",
     Doc(
-        tag=TAG, object=IN_BODY, scope="publish", strict=False, body=Enqueue, answers={201: JobId}, problems=(400, 404, 413)
+        tag=TAG,
+        object=IN_BODY,
+        scope="publish",
+        strict=False,
+        body=Enqueue,
+        responses={201: JobId},
+        problems=(400, 404, 413),
     ),
 )
-async def enqueue(request: Call) -> Answer:
+async def enqueue(request: Request) -> Response:
     """Enqueue a job."""
     body = await request.read(Enqueue)
     queue = _name(body.queue, FIRST_QUEUE, "queue")
@@ -275,7 +283,7 @@ async def enqueue(request: Call) -> Answer:
         raise invalid("payload: cannot be blank.")
     if queue == FIRST_QUEUE:
         await request.mq.queues.ensure(queue)
-    return answer(JobId((await request.engine.publish("inbox", queue, message)).id), 201)
+    return respond(JobId((await request.service.publish("inbox", queue, message)).id), 201)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,11 +311,11 @@ class ClaimedJob(msgspec.Struct, frozen=True):
         scope="consume",
         params=(Param(name="queue", default=FIRST_QUEUE, words="The queue."), WAIT),
         strict=False,
-        answers={200: ClaimedJob},
+        responses={200: ClaimedJob},
         problems=(404,),
     ),
 )
-async def claim(request: Call) -> Answer:
+async def claim(request: Request) -> Response:
     """Claim a job for the queue's lease. If the worker crashes, the job is redelivered."""
     query = request.query()
     queue = query["queue"]
@@ -316,12 +324,12 @@ async def claim(request: Call) -> Answer:
         await request.mq.queues.ensure(queue)
     if query["wait"]:
         await request.bytes()
-    taken = await request.engine.lines.claim(request, queue, limit=1, wait=query["wait"])
+    taken = await request.service.long_poll.claim(request, queue, limit=1, wait=query["wait"])
     if not taken:
-        return answer(ClaimedJob(None))
+        return respond(ClaimedJob(None))
     row = taken[0]
     view = render(row.payload, row.content_type)
-    return answer(
+    return respond(
         ClaimedJob(
             Job(
                 id=row.receipt,
@@ -354,23 +362,23 @@ class Archived(msgspec.Struct, frozen=True):
         scope="consume",
         strict=False,
         body=Archive,
-        answers={200: Archived},
+        responses={200: Archived},
         problems=(400, 404, 409),
     ),
 )
-async def archive(request: Call) -> Answer:
+async def archive(request: Request) -> Response:
     """Complete a job: remove it from the queue and keep it in the archive."""
     body = await request.read(Archive)
     refuse(id="cannot be blank" if not body.id else None)
     assert body.id is not None  # noqa: S101
-    owner = (await request.engine.queue_of([body.id]))[0]
+    owner = (await request.service.queue_of([body.id]))[0]
     if owner is None:
         raise Problem(404, "message_not_found", "the job does not exist")
     await request.allow(owner, hide=True)
-    result = (await request.engine.acker.ack(owner, [body.id]))[0]
+    result = (await request.service.acker.ack(owner, [body.id]))[0]
     if result != "done":
         raise Problem(409, "lease_lost", "the lease of this job has expired; another worker may hold it")
-    return answer(Archived(result))
+    return respond(Archived(result))
 
 
 ROUTES = [publish, consume, commit, enqueue, claim, archive]

@@ -19,19 +19,21 @@ from msgspec import Meta
 from trunkline.db import calls
 from trunkline.db.calls import compat
 from trunkline.errors import AlreadyExists, InUse, SubscriptionNotFound, TrunklineError
-from trunkline.hints import Words
+from trunkline.hints import Interface
 from trunkline.server import problems
-from trunkline.server.access import IN_BODY
-from trunkline.server.call import Answer, Call, answer, nothing
+from trunkline.server.auth import IN_BODY
+from trunkline.server.bodies import BLANK, Seconds, name_fault, refuse, span
 from trunkline.server.claiming import settle
-from trunkline.server.envelopes import idempotency_key, traced
-from trunkline.server.fields import BLANK, Seconds, name_fault, refuse, span
+from trunkline.server.messages import idempotency_key, traced
 from trunkline.server.pages import html_page
-from trunkline.server.params import FORCE, Param
 from trunkline.server.problems import Malformed, Problem, message_not_found
+from trunkline.server.query import FORCE, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import Health, Page, page, seconds
+from trunkline.server.views import Health, Page, page
 from trunkline.types import Delivery, NewMessage, Queue, QueueStats, Result, Subscription, Topic
+from trunkline.wire import seconds
 
 PREFIX = "/compat/psqlqueue"
 _TEXT = "text/plain; charset=utf-8"
@@ -77,7 +79,7 @@ class Taken(Problem):
         self.number = number
 
 
-def details(problem: Problem, words: Words = "route") -> Details:
+def details(problem: Problem, words: Interface = "route") -> Details:
     """Add psqlqueue's fields to a problem."""
     number = _number(problem)
     return Details(
@@ -184,9 +186,9 @@ def _doc(tag: str, scope: str, **more: Any) -> Doc:
 @route(
     "POST",
     "/queues",
-    _doc("queues", "admin", body=NewQueue, object=IN_BODY, answers={201: QueueView}, problems=(400,), audit=True),
+    _doc("queues", "admin", body=NewQueue, object=IN_BODY, responses={201: QueueView}, problems=(400,), audit=True),
 )
-async def create_queue(request: Call) -> Answer:
+async def create_queue(request: Request) -> Response:
     """Create a queue."""
     body = await request.read(NewQueue)
     refuse(id=name_fault(body.id), **body.faults())
@@ -196,60 +198,60 @@ async def create_queue(request: Call) -> Answer:
         queue = await request.mq.queues.create(body.id, max_attempts=_MANY_ATTEMPTS, **body.settings())
     except AlreadyExists as exc:
         raise Taken(4, f"queue {body.id} already exists", exc.hint_in("sql")) from None
-    return answer(QueueView.of(queue), 201)
+    return respond(QueueView.of(queue), 201)
 
 
 @route(
     "PUT",
     "/queues/{queue:str}",
-    _doc("queues", "admin", object="queue", body=QueueSettings, answers={200: QueueView}, problems=(400, 404), audit=True),
+    _doc("queues", "admin", object="queue", body=QueueSettings, responses={200: QueueView}, problems=(400, 404), audit=True),
 )
-async def replace_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def replace_queue(request: Request, queue: FromPath[str]) -> Response:
     """Replace the settings. The delivery delay is 0 if omitted."""
     body = await request.read(QueueSettings)
     refuse(**body.faults())
-    return answer(QueueView.of(await request.mq.queues.alter(queue, **body.settings())))
+    return respond(QueueView.of(await request.mq.queues.alter(queue, **body.settings())))
 
 
-@route("GET", "/queues/{queue:str}", _doc("queues", "read", object="queue", answers={200: QueueView}, problems=(404,)))
-async def get_queue(request: Call, queue: FromPath[str]) -> Answer:
+@route("GET", "/queues/{queue:str}", _doc("queues", "read", object="queue", responses={200: QueueView}, problems=(404,)))
+async def get_queue(request: Request, queue: FromPath[str]) -> Response:
     """Get one queue."""
-    return answer(QueueView.of(await request.mq.queues.get(queue)))
+    return respond(QueueView.of(await request.mq.queues.get(queue)))
 
 
-@route("GET", "/queues", _doc("queues", "read", params=(_OFFSET, _LIMIT), answers={200: Page}))
-async def list_queues(request: Call) -> Answer:
+@route("GET", "/queues", _doc("queues", "read", params=(_OFFSET, _LIMIT), responses={200: Page}))
+async def list_queues(request: Request) -> Response:
     """List queues by id, 100 per page by default."""
-    return answer(page([QueueView.of(row) for row in await request.mq.queues.list()], request.query()))
+    return respond(page([QueueView.of(row) for row in await request.mq.queues.list()], request.query()))
 
 
 @route(
     "DELETE",
     "/queues/{queue:str}",
-    _doc("queues", "admin", object="queue", params=(FORCE,), answers={204: None}, problems=(404, 409), audit=True),
+    _doc("queues", "admin", object="queue", params=(FORCE,), responses={204: None}, problems=(404, 409), audit=True),
 )
-async def delete_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def delete_queue(request: Request, queue: FromPath[str]) -> Response:
     """Delete a queue with its messages and subscriptions. Refused while it has dead letters, unless forced."""
     await request.mq.queues.delete(queue, force=request.query()["force"])
-    request.engine.lines.look(queue)
+    request.service.long_poll.look(queue)
     return nothing()
 
 
 @route(
     "GET",
     "/queues/{queue:str}/stats",
-    _doc("queues", "read", object="queue", answers={200: QueueStatsView}, problems=(404,), reads=True),
+    _doc("queues", "read", object="queue", responses={200: QueueStatsView}, problems=(404,), reads=True),
 )
-async def queue_stats(request: Call, queue: FromPath[str]) -> Answer:
+async def queue_stats(request: Request, queue: FromPath[str]) -> Response:
     """Count the messages by state, with the age of the oldest ready one."""
-    return answer(QueueStatsView.of((await request.mq.queues.stats(queue))[0]))
+    return respond(QueueStatsView.of((await request.mq.queues.stats(queue))[0]))
 
 
-_CHANGE: dict[str, Any] = {"object": "queue", "answers": {204: None}, "problems": (404,), "audit": True}
+_CHANGE: dict[str, Any] = {"object": "queue", "responses": {204: None}, "problems": (404,), "audit": True}
 
 
 @route("PUT", "/queues/{queue:str}/purge", _doc("queues", "admin", **_CHANGE))
-async def purge_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def purge_queue(request: Request, queue: FromPath[str]) -> Response:
     """Remove all messages of the queue, including leased ones."""
     await request.mq.queues.purge(queue)
     async with request.writing() as conn:
@@ -258,9 +260,9 @@ async def purge_queue(request: Call, queue: FromPath[str]) -> Answer:
 
 
 @route("PUT", "/queues/{queue:str}/cleanup", _doc("queues", "admin", **_CHANGE))
-async def cleanup_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def trim_queue(request: Request, queue: FromPath[str]) -> Response:
     """Remove finished messages now instead of waiting for upkeep."""
-    await request.mq.queues.cleanup(queue)
+    await request.mq.queues.trim(queue)
     return nothing()
 
 
@@ -285,38 +287,38 @@ class TopicView(msgspec.Struct, frozen=True, kw_only=True):
 @route(
     "POST",
     "/topics",
-    _doc("topics", "admin", body=NewTopic, object=IN_BODY, answers={201: TopicView}, problems=(400,), audit=True),
+    _doc("topics", "admin", body=NewTopic, object=IN_BODY, responses={201: TopicView}, problems=(400,), audit=True),
 )
-async def create_topic(request: Call) -> Answer:
+async def create_topic(request: Request) -> Response:
     """Create a topic."""
     body = await request.read(NewTopic)
     refuse(id=name_fault(body.id))
     assert body.id is not None  # noqa: S101
     await request.allow(body.id)
     try:
-        return answer(TopicView.of(await request.mq.topics.create(body.id)), 201)
+        return respond(TopicView.of(await request.mq.topics.create(body.id)), 201)
     except AlreadyExists as exc:
         raise Taken(7, f"topic {body.id} already exists", exc.hint_in("sql")) from None
 
 
-@route("GET", "/topics/{topic:str}", _doc("topics", "read", object="topic", answers={200: TopicView}, problems=(404,)))
-async def get_topic(request: Call, topic: FromPath[str]) -> Answer:
+@route("GET", "/topics/{topic:str}", _doc("topics", "read", object="topic", responses={200: TopicView}, problems=(404,)))
+async def get_topic(request: Request, topic: FromPath[str]) -> Response:
     """Get one topic."""
-    return answer(TopicView.of(await request.mq.topics.get(topic)))
+    return respond(TopicView.of(await request.mq.topics.get(topic)))
 
 
-@route("GET", "/topics", _doc("topics", "read", params=(_OFFSET, _LIMIT), answers={200: Page}))
-async def list_topics(request: Call) -> Answer:
+@route("GET", "/topics", _doc("topics", "read", params=(_OFFSET, _LIMIT), responses={200: Page}))
+async def list_topics(request: Request) -> Response:
     """List topics by id, 100 per page by default."""
-    return answer(page([TopicView.of(row) for row in await request.mq.topics.list()], request.query()))
+    return respond(page([TopicView.of(row) for row in await request.mq.topics.list()], request.query()))
 
 
 @route(
     "DELETE",
     "/topics/{topic:str}",
-    _doc("topics", "admin", object="topic", params=(FORCE,), answers={204: None}, problems=(404, 409), audit=True),
+    _doc("topics", "admin", object="topic", params=(FORCE,), responses={204: None}, problems=(404, 409), audit=True),
 )
-async def delete_topic(request: Call, topic: FromPath[str]) -> Answer:
+async def delete_topic(request: Request, topic: FromPath[str]) -> Response:
     """Delete a topic with its subscriptions.
 
     Unless forced, this is refused while a group reads the topic, a schedule publishes to it, or a subscribed queue has
@@ -332,14 +334,14 @@ async def delete_topic(request: Call, topic: FromPath[str]) -> Answer:
     return nothing()
 
 
-async def _only_drained_queues(call: Call, topic: str) -> bool:
+async def _only_drained_queues(request: Request, topic: str) -> bool:
     """Return whether the topic's only readers are queues that have settled all their messages."""
-    mq = call.mq
+    mq = request.mq
     # on a separate connection: this route runs in a transaction
     await mq.session.wakeup.sequence("topic", topic)
     if await mq.groups.list(topic) or any(row.topic == topic for row in await mq.schedules.list()):
         return False
-    if any(row.scheduled for row in await mq.topics.stats(topic)):
+    if any(row.delayed for row in await mq.topics.stats(topic)):
         return False
     for queue in {row.queue for row in await mq.subscriptions.list(topic=topic)}:
         (stats,) = await mq.queues.stats(queue)
@@ -385,17 +387,17 @@ _QUEUE = Param(name="queue", words="Queue of the subscription, if several queues
         "admin",
         body=NewSubscription,
         object=IN_BODY,
-        answers={201: SubscriptionView},
+        responses={201: SubscriptionView},
         problems=(400, 404),
         audit=True,
     ),
 )
-async def create_subscription(request: Call) -> Answer:
+async def create_subscription(request: Request) -> Response:
     """Feed a queue from a topic, from now on."""
     body = await request.read(NewSubscription)
     refuse(id=name_fault(body.id), topic_id=name_fault(body.topic_id), queue_id=name_fault(body.queue_id))
     assert body.id and body.topic_id and body.queue_id  # noqa: S101
-    request.engine.access.check(request.scope, "admin", body.topic_id)
+    request.service.auth.check(request.scope, "admin", body.topic_id)
     await request.allow(body.queue_id)
     try:
         async with request.writing() as conn:
@@ -404,12 +406,12 @@ async def create_subscription(request: Call) -> Answer:
             )
     except AlreadyExists as exc:
         raise Taken(9, exc.message, exc.hint_in("sql")) from None
-    return answer(SubscriptionView.of(await _find(request, body.id, body.queue_id)), 201)
+    return respond(SubscriptionView.of(await _find(request, body.id, body.queue_id)), 201)
 
 
-async def _find(call: Call, id: str, queue: str | None = None) -> Subscription:
+async def _find(request: Request, id: str, queue: str | None = None) -> Subscription:
     """Find a subscription. Names created here are unique; natively they are unique per queue only."""
-    found = [row for row in await call.mq.subscriptions.list(queue) if row.name == id]
+    found = [row for row in await request.mq.subscriptions.list(queue) if row.name == id]
     if not found:
         raise SubscriptionNotFound(
             f"subscription {id} does not exist", hint="List subscriptions with trunkline.list_subscriptions."
@@ -422,26 +424,26 @@ async def _find(call: Call, id: str, queue: str | None = None) -> Subscription:
 @route(
     "GET",
     "/subscriptions/{subscription:str}",
-    _doc("subscriptions", "read", params=(_QUEUE,), answers={200: SubscriptionView}, problems=(404, 409)),
+    _doc("subscriptions", "read", params=(_QUEUE,), responses={200: SubscriptionView}, problems=(404, 409)),
 )
-async def get_subscription(request: Call, subscription: FromPath[str]) -> Answer:
+async def get_subscription(request: Request, subscription: FromPath[str]) -> Response:
     """Get one subscription."""
-    return answer(SubscriptionView.of(await _find(request, subscription, request.query()["queue"])))
+    return respond(SubscriptionView.of(await _find(request, subscription, request.query()["queue"])))
 
 
-@route("GET", "/subscriptions", _doc("subscriptions", "read", params=(_OFFSET, _LIMIT), answers={200: Page}))
-async def list_subscriptions(request: Call) -> Answer:
+@route("GET", "/subscriptions", _doc("subscriptions", "read", params=(_OFFSET, _LIMIT), responses={200: Page}))
+async def list_subscriptions(request: Request) -> Response:
     """List subscriptions by id, 100 per page by default."""
     rows = sorted(await request.mq.subscriptions.list(), key=lambda row: row.name)
-    return answer(page([SubscriptionView.of(row) for row in rows], request.query()))
+    return respond(page([SubscriptionView.of(row) for row in rows], request.query()))
 
 
 @route(
     "DELETE",
     "/subscriptions/{subscription:str}",
-    _doc("subscriptions", "admin", params=(_QUEUE,), answers={204: None}, problems=(404, 409), audit=True),
+    _doc("subscriptions", "admin", params=(_QUEUE,), responses={204: None}, problems=(404, 409), audit=True),
 )
-async def delete_subscription(request: Call, subscription: FromPath[str]) -> Answer:
+async def delete_subscription(request: Request, subscription: FromPath[str]) -> Response:
     """Delete a subscription. Its unsettled messages are dropped."""
     row = await _find(request, subscription, request.query()["queue"])
     await request.mq.subscriptions.remove(row.queue, row.name)
@@ -466,7 +468,7 @@ class PublishedView(msgspec.Struct, frozen=True):
 
 _PUBLISH: dict[str, Any] = {
     "body": NewTextMessage,
-    "answers": {204: None, 201: PublishedView},
+    "responses": {204: None, 201: PublishedView},
     "problems": (400, 404, 409, 413),
     "headers": {
         "Idempotency-Key": "A repeated publish with the same key stores nothing and returns the first id.",
@@ -476,32 +478,32 @@ _PUBLISH: dict[str, Any] = {
 }
 
 
-async def _publish(call: Call, kind: str, name: str) -> Answer:
-    body = await call.read(NewTextMessage)
+async def _publish(request: Request, kind: str, name: str) -> Response:
+    body = await request.read(NewTextMessage)
     refuse(body=None if body.body else BLANK)
     assert body.body is not None  # noqa: S101
     message = NewMessage(
         body=body.body.encode(),
         content_type=_TEXT,
         label=body.label,
-        headers=traced(body.attributes, call.trace()),
-        idempotency_key=idempotency_key(call),
+        headers=traced(body.attributes, request.trace()),
+        idempotency_key=idempotency_key(request),
     )
-    stored = await call.engine.publish(kind, name, message)
+    stored = await request.service.publish(kind, name, message)
     headers = {"message-id": str(stored.id)}
-    if "return=representation" not in (call.header("prefer") or ""):
+    if "return=representation" not in (request.header("prefer") or ""):
         return nothing(headers)
-    return answer(PublishedView(stored.id, stored.duplicate), 201, headers)
+    return respond(PublishedView(stored.id, stored.duplicate), 201, headers)
 
 
 @route("POST", "/topics/{topic:str}/messages", _doc("messages", "publish", object="topic", **_PUBLISH))
-async def publish(request: Call, topic: FromPath[str]) -> Answer:
+async def publish(request: Request, topic: FromPath[str]) -> Response:
     """Publish a message. The response has its id in the header Message-Id."""
     return await _publish(request, "topic", topic)
 
 
 @route("POST", "/queues/{queue:str}/messages", _doc("messages", "publish", object="queue", **_PUBLISH))
-async def enqueue(request: Call, queue: FromPath[str]) -> Answer:
+async def enqueue(request: Request, queue: FromPath[str]) -> Response:
     """Enqueue a message. The response has its id in the header Message-Id."""
     return await _publish(request, "inbox", queue)
 
@@ -525,8 +527,8 @@ class Receipts:
         return self._known.pop((queue, id), None)
 
 
-def _receipts(call: Call) -> Receipts:
-    receipts: Receipts = call.app.state.psqlqueue_receipts
+def _receipts(request: Request) -> Receipts:
+    receipts: Receipts = request.app.state.psqlqueue_receipts
     return receipts
 
 
@@ -609,25 +611,25 @@ class Deliveries(msgspec.Struct, frozen=True):
                 words="Seconds to wait if no message is ready.",
             ),
         ),
-        answers={200: Deliveries},
+        responses={200: Deliveries},
         problems=(404,),
     ),
 )
-async def consume(request: Call, queue: FromPath[str]) -> Answer:
+async def consume(request: Request, queue: FromPath[str]) -> Response:
     """Lease messages for the queue's acknowledgement deadline. Settle them by id, or preferably by receipt."""
     query = request.query()
-    limit = min(query["limit"], request.engine.config.max_pull)
+    limit = min(query["limit"], request.service.config.max_pull)
     if limit == 0:
         await request.mq.queues.get(queue)
-        return answer(Page([], 0))
+        return respond(Page([], 0))
     labels = [query["label"]] if query["label"] else None
     if query["wait"]:
         await request.bytes()
-    taken = await request.engine.lines.claim(request, queue, limit=limit, labels=labels, wait=query["wait"])
+    taken = await request.service.long_poll.claim(request, queue, limit=limit, labels=labels, wait=query["wait"])
     receipts = _receipts(request)
     for delivery in taken:
         receipts.remember(queue, delivery.id, delivery.receipt)
-    return answer(Deliveries([DeliveryView.of(queue, delivery) for delivery in taken], limit))
+    return respond(Deliveries([DeliveryView.of(queue, delivery) for delivery in taken], limit))
 
 
 class Again(msgspec.Struct, kw_only=True):
@@ -636,14 +638,14 @@ class Again(msgspec.Struct, kw_only=True):
     visibility_timeout_seconds: Annotated[int, Meta(ge=0, le=31_536_000)] = 0
 
 
-_BY_ID: dict[str, Any] = {"object": "queue", "answers": {204: None}, "problems": (400, 404)}
+_BY_ID: dict[str, Any] = {"object": "queue", "responses": {204: None}, "problems": (400, 404)}
 _DELAY = Param(
     name="visibility_timeout_seconds", kind=int, low=0, high=31_536_000, lenient=True, words="Same as in the body."
 )
 
 
 @route("PUT", "/queues/{queue:str}/messages/{message:str}/ack", _doc("messages", "consume", **_BY_ID))
-async def ack(request: Call, queue: FromPath[str], message: FromPath[str]) -> Answer:
+async def ack(request: Request, queue: FromPath[str], message: FromPath[str]) -> Response:
     """Ack a message. By receipt: only if that delivery still holds it. By id: whichever delivery holds it."""
     await _settle_one(request, queue, message, None)
     return nothing()
@@ -654,7 +656,7 @@ async def ack(request: Call, queue: FromPath[str], message: FromPath[str]) -> An
     "/queues/{queue:str}/messages/{message:str}/nack",
     _doc("messages", "consume", **_BY_ID, params=(_DELAY,), body=Again, optional_body=True),
 )
-async def nack(request: Call, queue: FromPath[str], message: FromPath[str]) -> Answer:
+async def nack(request: Request, queue: FromPath[str], message: FromPath[str]) -> Response:
     """Redeliver the message after a delay, by default immediately."""
     given = request.query()["visibility_timeout_seconds"]
     body = await request.read(Again, optional=True)
@@ -662,25 +664,25 @@ async def nack(request: Call, queue: FromPath[str], message: FromPath[str]) -> A
     return nothing()
 
 
-async def _settle_one(call: Call, queue: str, message: str, delay: int | None) -> None:
+async def _settle_one(request: Request, queue: str, message: str, delay: int | None) -> None:
     """Ack, or nack with `delay`. Settling an acked message has no effect and is not an error."""
     if "." in message:
-        await _settle_receipt(call, queue, message, delay)
+        await _settle_receipt(request, queue, message, delay)
         return
     try:
         id = UUID(message)
     except ValueError:
-        await call.mq.queues.get(queue)
+        await request.mq.queues.get(queue)
         raise message_not_found(f"{message[:100]!r} is not a message id") from None
-    receipt = _receipts(call).take(queue, id)
-    if receipt is not None and await _settle(call, queue, receipt, delay) == "done":
+    receipt = _receipts(request).take(queue, id)
+    if receipt is not None and await _settle(request, queue, receipt, delay) == "done":
         return
     # delivered by another worker, or evicted from memory: ask the database
     for _ in range(3):
-        async with call.mq.connection() as conn:
+        async with request.mq.connection() as conn:
             held = await compat.delivery_of(conn, queue, id)
         if held is None:
-            state = await _not_readable_yet(call, queue, id)
+            state = await _not_readable_yet(request, queue, id)
             if state is None:
                 raise message_not_found(f"queue {queue} has no message {id}")
             raise message_not_found(f"message {id} is not leased: it is {state}")
@@ -688,34 +690,34 @@ async def _settle_one(call: Call, queue: str, message: str, delay: int | None) -
             return
         if held.receipt is None:
             raise message_not_found(f"message {id} is not leased: it is {held.state}")
-        if await _settle(call, queue, held.receipt, delay) == "done":
+        if await _settle(request, queue, held.receipt, delay) == "done":
             return
         await asyncio.sleep(0.01)
     raise message_not_found(f"the delivery of message {id} keeps changing")
 
 
-async def _not_readable_yet(call: Call, queue: str, id: UUID) -> str | None:
+async def _not_readable_yet(request: Request, queue: str, id: UUID) -> str | None:
     """Return the state of a message that has no offset yet, or None if the queue has no such message."""
-    found = await call.mq.explain(id)
-    state = {"not_sequenced": "waiting", "scheduled": "delayed"}.get(found.state)
+    found = await request.mq.explain(id)
+    state = {"not_sequenced": "ready", "delayed": "delayed"}.get(found.state)
     if state is None or found.get("queue") == queue:
         return state
-    topics = {row.topic for row in await call.mq.subscriptions.list(queue)}
+    topics = {row.topic for row in await request.mq.subscriptions.list(queue)}
     return state if found.get("topic") in topics else None
 
 
-async def _settle_receipt(call: Call, queue: str, receipt: str, delay: int | None) -> None:
-    result = await _settle(call, queue, receipt, delay)
+async def _settle_receipt(request: Request, queue: str, receipt: str, delay: int | None) -> None:
+    result = await _settle(request, queue, receipt, delay)
     if result == "unknown":
         raise message_not_found(f"not a receipt of queue {queue}")
     if result != "done":
         raise message_not_found(f"the delivery is {result}: its lease expired or it was already settled")
 
 
-async def _settle(call: Call, queue: str, receipt: str, delay: int | None) -> Result:
+async def _settle(request: Request, queue: str, receipt: str, delay: int | None) -> Result:
     if delay is None:
-        return (await call.engine.acker.ack(queue, [receipt]))[0]
-    async with call.writing() as conn:
+        return (await request.service.acker.ack(queue, [receipt]))[0]
+    async with request.writing() as conn:
         nack = partial(calls.nack, conn, delay=timedelta(seconds=delay), error=None)
         return (await settle(conn, queue, [receipt], nack))[0]
 
@@ -723,22 +725,22 @@ async def _settle(call: Call, queue: str, receipt: str, delay: int | None) -> Re
 # The service
 
 
-@route("GET", "/healthz", Doc(tag="service", scope="public", strict=False, answers={200: Health}, problems=(500,)))
-async def health(request: Call) -> Answer:
+@route("GET", "/healthz", Doc(tag="service", scope="public", strict=False, responses={200: Health}, problems=(500,)))
+async def health(request: Request) -> Response:
     """Report whether the database responds."""
     try:
-        await request.engine.check_database()
+        await request.service.check_database()
     except TrunklineError as exc:
         raise Problem(500, exc.code, exc.message) from None
-    return answer(Health(True))
+    return respond(Health(True))
 
 
 @route(
     "GET",
     "/swagger/index.html",
-    Doc(tag="service", scope="public", strict=False, answers={200: str}, media="text/html"),
+    Doc(tag="service", scope="public", strict=False, responses={200: str}, media="text/html"),
 )
-async def swagger_page(request: Call) -> Answer:
+async def swagger_page(request: Request) -> Response:
     """Show a page to browse and try this API."""
     return html_page(request)
 
@@ -751,7 +753,7 @@ ROUTES = [
     delete_queue,
     queue_stats,
     purge_queue,
-    cleanup_queue,
+    trim_queue,
     create_topic,
     get_topic,
     list_topics,

@@ -13,15 +13,15 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from trunkline.db.calls import compat
 from trunkline.errors import AlreadyExists, TrunklineError
-from trunkline.server.access import IN_BODY
-from trunkline.server.call import Answer, Call, answer
-from trunkline.server.fields import Offset, name_fault, refuse
-from trunkline.server.params import WAIT, Param
-from trunkline.server.parsing import check_value
+from trunkline.server.auth import IN_BODY
+from trunkline.server.bodies import Offset, check_value, name_fault, refuse
+from trunkline.server.long_poll import retry_until, until_gone
 from trunkline.server.problems import invalid
+from trunkline.server.query import WAIT, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, respond
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import render
-from trunkline.server.waiting import retry_until, until_gone
 from trunkline.types import Message, Topic
 
 TAG = "api"
@@ -51,21 +51,21 @@ class NewApiTopic(msgspec.Struct, kw_only=True):
         strict=False,
         body=NewApiTopic,
         object=IN_BODY,
-        answers={201: ApiTopic, 200: ApiTopic},
+        responses={201: ApiTopic, 200: ApiTopic},
         problems=(400,),
         audit=True,
     ),
 )
-async def ensure_topic(request: Call) -> Answer:
+async def ensure_topic(request: Request) -> Response:
     """Create a topic (201) unless it exists (200)."""
     body = await request.read(NewApiTopic)
     refuse(name=name_fault(body.name))
     assert body.name is not None  # noqa: S101
     await request.allow(body.name)
     try:
-        return answer(ApiTopic.of(await request.mq.topics.create(body.name)), 201)
+        return respond(ApiTopic.of(await request.mq.topics.create(body.name)), 201)
     except AlreadyExists:
-        return answer(ApiTopic.of(await request.mq.topics.get(body.name)))
+        return respond(ApiTopic.of(await request.mq.topics.get(body.name)))
 
 
 class ApiPublish(msgspec.Struct, kw_only=True):
@@ -89,29 +89,29 @@ class ApiPublished(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         scope="publish",
         strict=False,
         body=ApiPublish,
-        answers={201: ApiPublished},
+        responses={201: ApiPublished},
         problems=(400, 404, 409, 413),
         object="topic",
     ),
 )
-async def publish(request: Call, topic: FromPath[str]) -> Answer:
+async def publish(request: Request, topic: FromPath[str]) -> Response:
     """Publish a message."""
     body = await request.read(ApiPublish)
     if isinstance(body.payload, UnsetType):
         raise invalid("payload: cannot be blank.")
     payload = bytes(body.payload)
     check_value(payload)
-    with request.engine.publishing(len(payload)):
+    with request.service.publishing(len(payload)):
         published = await request.mq.publish(
             topic, payload, content_type="application/json", idempotency_key=request.header("idempotency-key")
         )
-    request.engine.metrics.published(1)
+    request.service.metrics.published(1)
     offset: int | None = None
     # the message is stored: a failure from here on must not fail the request
     with contextlib.suppress(TrunklineError):
         async with request.mq.connection() as conn:
             offset = await compat.offset_of(conn, topic, published.id)
-    return answer(ApiPublished(id=offset, message_id=published.id, topic=topic), 201)
+    return respond(ApiPublished(id=offset, message_id=published.id, topic=topic), 201)
 
 
 class ApiMessage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -145,13 +145,13 @@ def _shown(message: Message[Any]) -> ApiMessage:
             WAIT,
         ),
         strict=False,
-        answers={200: ApiPulled},
+        responses={200: ApiPulled},
         problems=(400, 404, 409),
         object="topic",
         reads=True,
     ),
 )
-async def pull(request: Call, topic: FromPath[str]) -> Answer:
+async def pull(request: Request, topic: FromPath[str]) -> Response:
     """Lease the next messages after the last ack. No other member gets any until they are acked or the lease ends."""
     query = request.query()
     group = query["group"]
@@ -160,7 +160,7 @@ async def pull(request: Call, topic: FromPath[str]) -> Answer:
 
     async def look() -> compat.Pulled | None:
         async with request.mq.connection() as conn:
-            budget = request.engine.config.max_response_bytes
+            budget = request.service.config.max_response_bytes
             return await compat.pull(conn, topic, group, member=member, limit=query["batch"], lease=lease, max_bytes=budget)
 
     work = retry_until(request.mq, "group", topic, look, wait=query["wait"], group=group, member=member)
@@ -175,7 +175,7 @@ async def pull(request: Call, topic: FromPath[str]) -> Answer:
     if found is None and query["member"] is None:
         await request.mq.leave(topic, group, member=member)
     messages = [] if found is None else [_shown(message) for message in found.messages]
-    return answer(ApiPulled(messages=messages, last_acked_id=acked))
+    return respond(ApiPulled(messages=messages, last_acked_id=acked))
 
 
 class ApiAck(msgspec.Struct, kw_only=True, rename="camel"):
@@ -198,12 +198,12 @@ class ApiAcked(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         scope="consume",
         strict=False,
         body=ApiAck,
-        answers={200: ApiAcked},
+        responses={200: ApiAcked},
         problems=(400, 404, 409),
         object="topic",
     ),
 )
-async def ack(request: Call, topic: FromPath[str]) -> Answer:
+async def ack(request: Request, topic: FromPath[str]) -> Response:
     """Acknowledge messages. Cumulative and idempotent; 409 beyond the last message of the topic."""
     body = await request.read(ApiAck)
     refuse(group=name_fault(body.group), lastAckedId="cannot be blank" if body.last_acked_id is None else None)
@@ -211,7 +211,7 @@ async def ack(request: Call, topic: FromPath[str]) -> Answer:
     async with request.writing() as conn:
         acked = await compat.ack_upto(conn, topic, body.group, body.last_acked_id)
     request.mq.wake()
-    return answer(ApiAcked(group=body.group, last_acked_id=acked))
+    return respond(ApiAcked(group=body.group, last_acked_id=acked))
 
 
 ROUTES = [ensure_topic, publish, pull, ack]

@@ -19,7 +19,12 @@ async def _stats(reads: Reads) -> Mapping[str, Hashable] | None:
         return None
     found: dict[str, Hashable] = {}
     for topic in read.value.topics:
-        found[f"topic:{topic.topic}"] = (found.get(f"topic:{topic.topic}"), topic.head, topic.lowest_offset, topic.segments)
+        found[f"topic:{topic.topic}"] = (
+            found.get(f"topic:{topic.topic}"),
+            topic.head,
+            topic.earliest_offset,
+            topic.segments,
+        )
     for group in read.value.groups:
         key = f"group:{group.topic}/{group.group}"
         found[key] = (found.get(key), group.next_offset, group.head, group.member)

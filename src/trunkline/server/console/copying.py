@@ -9,6 +9,9 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from trunkline.server.console.searching import Wanted
+from trunkline.types import Message
+
 Copies = list[tuple[str, str]]
 _SERVER = "http://localhost:8080"
 
@@ -87,6 +90,63 @@ def topics() -> Copies:
         ("trunkline", command("topic", "list")),
         ("SQL", call("list_topics")),
         ("Python", python("print(await mq.topics.list())")),
+    ]
+
+
+def message(found: Mapping[str, Any], known: Message[Any] | None) -> Copies:
+    """Copies of a message page. `known`: the message, if the caller may read it."""
+    id, topic, partition, offset = (found.get(name) for name in ("id", "topic", "partition", "offset"))
+    if id is not None:
+        copies = [
+            ("curl", curl("GET", f"/v1/messages/{id}/explanation")),
+            ("trunkline", command("message", "explain", str(id))),
+            ("SQL", f"select trunkline.explain_message({sql_text(id)});"),
+            ("Python", python("from uuid import UUID", "", f"print(await mq.explain(UUID({str(id)!r})))")),
+        ]
+    elif topic is not None and offset is not None:
+        copies = [("SQL", f"select trunkline.explain_offset({sql_text(topic)}, {partition}, {offset});")]
+    else:
+        copies = stats()
+    if known is not None:
+        queue = next((str(row["name"]) for row in found.get("readers") or () if row["kind"] == "queue"), found.get("queue"))
+        if queue is not None:
+            copies.append(("pytest", pytest_fixture(str(queue), known.payload, known.headers)))
+    return copies
+
+
+def search(topic: str, wanted: Wanted) -> Copies:
+    """Copies of a search in the message browser."""
+    body: dict[str, Any] = {"selection": dict(wanted.selection), "start": wanted.start, "end": wanted.end}
+    if wanted.partitions is not None:
+        body["partitions"] = wanted.partitions
+    places = {name: value for name, value in body.items() if name != "selection"}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in places.items())
+    selection = msgspec.json.encode(dict(wanted.selection)).decode()
+    partitions = None if wanted.partitions is None else f"{{{','.join(map(str, wanted.partitions))}}}"
+    return [
+        ("curl", curl("POST", f"/v1/topics/{quote(topic)}/search", body)),
+        ("SQL", call("search_log", topic, selection, partitions, wanted.start, wanted.end)),
+        ("Python", python(f"print(await mq.topics.search({topic!r}, {dict(wanted.selection)!r}, {arguments}))")),
+    ]
+
+
+def groups() -> Copies:
+    return [("SQL", call("group_stats")), ("Python", python("print(await mq.groups.stats())"))]
+
+
+def group(topic: str, name: str) -> Copies:
+    return [
+        ("trunkline", command("group", "show", topic, name)),
+        ("SQL", f"{call('group_stats', topic, name)}\n{call('list_members', topic, name)}"),
+        ("Python", python(f"print(await mq.groups.stats({topic!r}, {name!r}))")),
+    ]
+
+
+def seek(topic: str, name: str, to: str, partition: int | None) -> Copies:
+    where = "" if partition is None else f", partition={partition}"
+    return [
+        ("SQL", call("seek", topic, name, to, partition)),
+        ("Python", python(f"print(await mq.groups.seek({topic!r}, {name!r}, {to!r}{where}))")),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from litestar import Response
+import litestar
 
 from trunkline.server.console.web import HTML, POLICY, ROOT, View
 from trunkline.server.problems import Problem
@@ -28,18 +28,18 @@ def is_page(scope: Any) -> bool:
     )
 
 
-def problem_page(request: Any, problem: Problem) -> Response[bytes]:
+def problem_page(request: Any, problem: Problem) -> litestar.Response[bytes]:
     """Return a problem as a page. A caller without a session goes to the form, and comes back to this address."""
     view = View(request)
-    if request.engine.console is None:
-        return Response(problem.body(), status_code=problem.status, headers={**_SAFE, **problem.headers})
+    if request.service.console is None:
+        return litestar.Response(problem.body(), status_code=problem.status, headers={**_SAFE, **problem.headers})
     fragment = request.header("hx-request") is not None
     if problem.status == 401:
         back = view.base if fragment or request.method != "GET" else view.with_query()
         address = f"{view.base}/login?next={quote(back, safe='')}"
         if fragment:
-            return Response(b"", status_code=401, headers={**_SAFE, "hx-redirect": address})
-        return Response(b"", status_code=303, headers={**_SAFE, "location": address})
+            return litestar.Response(b"", status_code=401, headers={**_SAFE, "hx-redirect": address})
+        return litestar.Response(b"", status_code=303, headers={**_SAFE, "location": address})
     text = view.console.pages.render(
         "problem.html",
         view.values(
@@ -51,4 +51,4 @@ def problem_page(request: Any, problem: Problem) -> Response[bytes]:
         ),
     )
     headers = {name: value for name, value in problem.headers.items() if name != "www-authenticate"}
-    return Response(text.encode(), status_code=problem.status, media_type=HTML, headers={**_SAFE, **headers})
+    return litestar.Response(text.encode(), status_code=problem.status, media_type=HTML, headers={**_SAFE, **headers})

@@ -44,4 +44,4 @@ LOGO = Markup('<svg viewBox="0 0 20 20" aria-hidden="true"><path d="M1 6h18M1 10
 
 
 def icon(name: str) -> Markup:
-    return Markup(f'<svg class="ico" viewBox="0 0 16 16" aria-hidden="true">{_SHAPES[name]}</svg>')  # noqa: S704  constant
+    return Markup(f'<svg class="ico" viewBox="0 0 16 16" aria-hidden="true">{_SHAPES[name]}</svg>')  # noqa: S704  # nosec B704: constant

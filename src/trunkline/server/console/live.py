@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from trunkline.server.access import Caller
+from trunkline.server.auth import Caller
 
 if TYPE_CHECKING:
     from trunkline.server.console.reading import Reads

@@ -22,9 +22,11 @@ SHAPES = {
 _LEFT, _ARCHIVE_END, _HEAD, _RIGHT = 4.0, 21.0, 70.0, 96.0
 _TOP, _LANE, _STEP = 50, 16, 30
 _MOST_DOTS = 4
-_LABEL_ROWS = 3
+_MOST_LABEL_ROWS = 8
 _LABEL_WIDTH = 16.0
 """Percent of the width that a label takes."""
+_LABEL_TURNS = 30.0
+"""Labels left of this begin at their pin; others end there."""
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +99,8 @@ def ruler(
     """Draw the ruler of a topic. `tick` writes distances: "41,900" or "2 m 20 s"."""
     scale = Scale(lanes)
     bottom = _TOP + len(lanes) * _STEP - 8
-    height = bottom + 26 + _LABEL_ROWS * 16
+    labels = min(_MOST_LABEL_ROWS, max(3, len(pins)))
+    height = bottom + 26 + labels * 16
     told = summary or _told(name, lanes, pins, tick)
     out = [Markup('<svg class="c" height="{}" role="img" aria-label="{}">').format(height, told)]
     out += _zones(scale, bottom, tick)
@@ -118,7 +121,7 @@ def ruler(
                 mark.label,
             )
         )
-    rows = [0.0] * _LABEL_ROWS
+    rows = [0.0] * labels
     for pin in sorted(pins, key=lambda pin: min((at for at in pin.at if at is not None), default=0.0), reverse=True):
         out += _pin(scale, pin, bottom, height, rows)
     return Markup("").join([*out, Markup("</svg>")])
@@ -194,8 +197,10 @@ def _pin(scale: Scale, pin: Pin, bottom: int, height: int, rows: list[float]) ->
     if not places:
         return []
     last = places[-1][0]
-    row = next((row for row, taken in enumerate(rows) if last - _LABEL_WIDTH >= taken), len(rows) - 1)
-    rows[row] = max(rows[row], last)
+    ends = last > _LABEL_TURNS
+    begin = last - _LABEL_WIDTH if ends else last
+    row = next((row for row, taken in enumerate(rows) if begin >= taken), len(rows) - 1)
+    rows[row] = max(rows[row], begin + _LABEL_WIDTH)
     y = bottom + 18 + row * 16
     thread = " ".join(f"{x * 10:.1f},{at:g}" for x, at in [*places, (last, y - 9.0)])
     out = [
@@ -210,7 +215,7 @@ def _pin(scale: Scale, pin: Pin, bottom: int, height: int, rows: list[float]) ->
         )
         for x, at in places
     ]
-    anchor, dx = ("end", 4) if last > 30 else ("start", -4)
+    anchor, dx = ("end", 4) if ends else ("start", -4)
     out.append(
         Markup(
             '<text class="lbl halo mid" x="{}%" dx="{}" y="{}" text-anchor="{}"><tspan class="{}">{}</tspan> {}</text>'

@@ -15,7 +15,7 @@ from trunkline import Client
 from trunkline.db.calls import sessions as calls
 from trunkline.db.calls.sessions import Session
 from trunkline.errors import DatabaseUnavailable, TrunklineError
-from trunkline.server.access import Credential
+from trunkline.server.auth import Credential
 from trunkline.server.limits import Limits, limited
 from trunkline.server.problems import busy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from trunkline import Client
-from trunkline.server.access import Access
+from trunkline.server.auth import Auth
 from trunkline.server.config import Config
 from trunkline.server.console import changes
 from trunkline.server.console.live import Live
@@ -18,7 +18,7 @@ from trunkline.server.console.sessions import Sessions, cookie_name
 class Console:
     """Created with the worker; does nothing until a page is asked for."""
 
-    def __init__(self, config: Config, mq: Client, access: Access) -> None:
+    def __init__(self, config: Config, mq: Client, access: Auth) -> None:
         public = urlsplit(config.console_url or "")
         self.prefix = public.path.rstrip("/")
         self.host = public.netloc or None

@@ -15,13 +15,14 @@ from litestar.handlers import HTTPRouteHandler
 from markupsafe import Markup
 
 from trunkline.errors import TrunklineError
-from trunkline.server.access import SOME, Caller
-from trunkline.server.call import Answer, Call
+from trunkline.server.auth import SOME, Caller
 from trunkline.server.console import shapes
 from trunkline.server.console.reading import FRESH_SECONDS, Work
 from trunkline.server.console.sessions import cookies, csrf_of
 from trunkline.server.limits import Limits, limited
 from trunkline.server.problems import Problem, no_route
+from trunkline.server.request import Request
+from trunkline.server.response import Response
 from trunkline.server.routing import Doc, Scope, route
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ POLICY = {
 class View:
     """One request for a page, panel or action: the caller, what is wanted, and how it is to look."""
 
-    def __init__(self, request: Call) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
         self.cookies = cookies(request.scope)
         self.now = datetime.now(UTC)
@@ -57,7 +58,7 @@ class View:
 
     @property
     def console(self) -> Console:
-        console = self.request.engine.console
+        console = self.request.service.console
         if console is None:
             raise no_route()
         return console
@@ -80,7 +81,7 @@ class View:
     @property
     def open(self) -> bool:
         """True if all programs on this machine have all rights."""
-        return self.request.engine.access.open
+        return self.request.service.auth.open
 
     @property
     def portal(self) -> bool:
@@ -185,12 +186,14 @@ class View:
     def values(self, **values: Any) -> Values:
         return {"view": self, "zone": self.zone, **values}
 
-    def render(self, template: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: Any) -> Answer:
-        """Answer with a template."""
+    def render(
+        self, template: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: Any
+    ) -> Response:
+        """Response with a template."""
         return html(self.console.pages.render(template, self.values(**values)), status, headers)
 
-    async def page(self, template: str, panels: Panels | None = None, **values: Any) -> Answer:
-        """Answer with a page whose panels are read at the same time. `title` and `nav` are required."""
+    async def page(self, template: str, panels: Panels | None = None, **values: Any) -> Response:
+        """Response with a page whose panels are read at the same time. `title` and `nav` are required."""
         values = {"crumbs": [(values["title"], None)], **values}
         shown = {} if panels is None else await panels.render_all(self, template)
         foot = await self.console_foot()
@@ -203,9 +206,9 @@ class View:
         read = await self.console.reads.read(foot.FOOT, foot.read, fresh=10.0)
         return {"database": None if read.late else read.value}
 
-    def redirect(self, address: str, headers: Mapping[str, str] | None = None) -> Answer:
-        """Answer with 303, which browsers follow with GET."""
-        return Answer(b"", 303, None, {"location": address, **POLICY, **(headers or {})})
+    def redirect(self, address: str, headers: Mapping[str, str] | None = None) -> Response:
+        """Response with 303, which browsers follow with GET."""
+        return Response(b"", 303, None, {"location": address, **POLICY, **(headers or {})})
 
     async def change(self, work: Work[T], *dirty: str) -> T:
         """Run a change on a connection, within the limits of the route. `dirty`: live keys that are stale afterwards."""
@@ -216,8 +219,8 @@ class View:
         return value
 
 
-def html(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    return Answer(text.encode(), status, HTML, {**POLICY, **(headers or {})})
+def html(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(text.encode(), status, HTML, {**POLICY, **(headers or {})})
 
 
 Page = Callable[[View], Awaitable[Any]]
@@ -240,11 +243,11 @@ def action(
     """Declare a change: a POST of a form by a page of the console itself, recorded in the audit log."""
 
     def guarded(function: Page) -> Page:
-        async def checked(view: View) -> Answer:
+        async def checked(view: View) -> Response:
             await check_origin(view)
             if audit:
                 await view.request.audit(", ".join(str(value) for value in view.path.values()) or path)
-            done: Answer = await function(view)
+            done: Response = await function(view)
             return done
 
         return checked
@@ -260,12 +263,12 @@ def _declare(
     def make(function: Page) -> HTTPRouteHandler:
         work = around(function)
 
-        async def handle(request: Call) -> Any:
+        async def handle(request: Request) -> Any:
             return await work(View(request))
 
         handle.__module__, handle.__qualname__, handle.__doc__ = function.__module__, function.__qualname__, function.__doc__
         # Litestar chooses by the annotation how to send the result
-        handle.__annotations__ = {"request": Call, "return": get_type_hints(function).get("return", Answer)}
+        handle.__annotations__ = {"request": Request, "return": get_type_hints(function).get("return", Response)}
         return route(method, f"{ROOT}{path}".rstrip("/"), declared)(handle)
 
     return make
@@ -350,11 +353,11 @@ class Panels:
             name = work.__name__
             self._work[name] = (work, " ".join(keys))
 
-            async def fragment(view: View) -> Answer:
+            async def fragment(view: View) -> Response:
                 return html(await self._render(view, self._template, name))
 
             fragment.__module__, fragment.__qualname__, fragment.__doc__ = work.__module__, name, work.__doc__
-            fragment.__annotations__ = {"return": Answer}
+            fragment.__annotations__ = {"return": Response}
             declare = page(f"{self._path}/~/{name}", scope=self._scope, object=self._object, portal=self._portal)
             self.routes.append(declare(fragment))
             return work

@@ -1,1 +1,1 @@
-"""One file per noun; `system.py` for the server itself, `api.py`, `pubsub.py` for the routes of other systems."""
+"""One file per resource; `system.py` for the server itself, `api.py`, `pubsub.py` for the routes of other systems."""

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from trunkline.db.calls import push
 from trunkline.db.calls.list_records import EndpointEvent
-from trunkline.server.call import Answer, Call, answer, nothing
-from trunkline.server.fields import name_fault, refuse
-from trunkline.server.params import LIMIT, OFFSET, Param, moment
+from trunkline.server.bodies import name_fault, refuse
 from trunkline.server.problems import invalid
+from trunkline.server.query import LIMIT, OFFSET, Param, moment
+from trunkline.server.request import Request
+from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Page, page
 from trunkline.types import Attempt, Endpoint
@@ -29,7 +30,7 @@ Small = Annotated[int, Meta(ge=1, le=1000)]
 Url = Annotated[str, Meta(min_length=1, max_length=2000)]
 
 
-class NewEndpoint(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class EndpointBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """An endpoint to create."""
 
     name: str | None = None
@@ -95,7 +96,7 @@ class MadeEndpoint(msgspec.Struct, frozen=True):
     """As in `EndpointView`."""
 
 
-def _settings(body: NewEndpoint | EndpointChange) -> dict[str, Any]:
+def _settings(body: EndpointBody | EndpointChange) -> dict[str, Any]:
     fields = {
         name: getattr(body, name) for name in ("url", "rate", "burst", "max_in_flight", "headers", "mode", "batch_size")
     }
@@ -106,12 +107,14 @@ def _settings(body: NewEndpoint | EndpointChange) -> dict[str, Any]:
 @route(
     "POST",
     "/endpoints",
-    Doc(tag=TAG, scope="admin", body=NewEndpoint, answers={201: MadeEndpoint}, problems=(400, 408, 409, 413), audit="body"),
+    Doc(
+        tag=TAG, scope="admin", body=EndpointBody, responses={201: MadeEndpoint}, problems=(400, 408, 409, 413), audit="body"
+    ),
 )
-async def create_endpoint(request: Call) -> Answer:
+async def create_endpoint(request: Request) -> Response:
     """Create an endpoint. Returns the secret that signs its deliveries."""
     request.query()
-    body = await request.read(NewEndpoint)
+    body = await request.read(EndpointBody)
     refuse(name=name_fault(body.name))
     assert body.name is not None  # noqa: S101
     await request.audit(body.name)
@@ -119,26 +122,26 @@ async def create_endpoint(request: Call) -> Answer:
     if settings["rate"] == 0:
         settings["rate"] = None
     made = await request.mq.endpoints.create(body.name, secret=body.secret, **settings)
-    return answer(MadeEndpoint(made.name, made.secret, made.needs_allow), 201)
+    return respond(MadeEndpoint(made.name, made.secret, made.needs_allow), 201)
 
 
-@route("GET", "/endpoints", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), answers={200: Page}))
-async def list_endpoints(request: Call) -> Answer:
+@route("GET", "/endpoints", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), responses={200: Page}))
+async def list_endpoints(request: Request) -> Response:
     """List endpoints by name, 100 per page by default."""
     query = request.query()
-    return answer(page([EndpointView.of(row) for row in await request.mq.endpoints.list()], query))
+    return respond(page([EndpointView.of(row) for row in await request.mq.endpoints.list()], query))
 
 
 @route(
     "GET",
     "/endpoints/{endpoint:str}",
-    Doc(tag=TAG, scope="read", object="endpoint", answers={200: EndpointView}, problems=(404,), portal=True),
+    Doc(tag=TAG, scope="read", object="endpoint", responses={200: EndpointView}, problems=(404,), portal=True),
 )
-async def get_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+async def get_endpoint(request: Request, endpoint: FromPath[str]) -> Response:
     """Get one endpoint."""
     request.query()
     view = EndpointView.of(await request.mq.endpoints.get(endpoint))
-    return answer(replace(view, queues=[], needs_allow=None) if request.portal else view)
+    return respond(replace(view, queues=[], needs_allow=None) if request.portal else view)
 
 
 @route(
@@ -148,19 +151,19 @@ async def get_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
         tag=TAG,
         scope="admin",
         body=EndpointChange,
-        answers={200: EndpointView},
+        responses={200: EndpointView},
         problems=(400, 404, 408, 413),
         audit=True,
     ),
 )
-async def alter_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+async def alter_endpoint(request: Request, endpoint: FromPath[str]) -> Response:
     """Change the given settings."""
     request.query()
     body = await request.read(EndpointChange)
-    return answer(EndpointView.of(await request.mq.endpoints.alter(endpoint, **_settings(body))))
+    return respond(EndpointView.of(await request.mq.endpoints.alter(endpoint, **_settings(body))))
 
 
-_CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "answers": {204: None}, "problems": (404, 409), "audit": True}
+_CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "responses": {204: None}, "problems": (404, 409), "audit": True}
 
 
 @route(
@@ -172,14 +175,14 @@ _CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "answers": {204: None},
         params=(Param(name="force", kind=bool, default=False, words="Delete even if queues are bound to it."),),
     ),
 )
-async def delete_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+async def delete_endpoint(request: Request, endpoint: FromPath[str]) -> Response:
     """Delete an endpoint. Its queues remain."""
     await request.mq.endpoints.delete(endpoint, force=request.query()["force"])
     return nothing()
 
 
 @route("PUT", "/endpoints/{endpoint:str}/pause", Doc(**_CHANGE, object="endpoint", portal=True))
-async def pause_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+async def pause_endpoint(request: Request, endpoint: FromPath[str]) -> Response:
     """Pause the endpoint until `resume`."""
     request.query()
     await request.mq.endpoints.pause(endpoint)
@@ -187,7 +190,7 @@ async def pause_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
 
 
 @route("PUT", "/endpoints/{endpoint:str}/resume", Doc(**_CHANGE, object="endpoint", portal=True))
-async def resume_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+async def resume_endpoint(request: Request, endpoint: FromPath[str]) -> Response:
     """Resume sending after a pause, a 410 response or an open circuit breaker."""
     request.query()
     await request.mq.endpoints.resume(endpoint)
@@ -195,7 +198,7 @@ async def resume_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
 
 
 @route("PUT", "/endpoints/{endpoint:str}/queues/{queue:str}", Doc(**_CHANGE, object="queue"))
-async def bind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[str]) -> Answer:
+async def bind_queue(request: Request, endpoint: FromPath[str], queue: FromPath[str]) -> Response:
     """Send a queue's messages to the endpoint. Requires admin scope on both: the endpoint signs deliveries."""
     request.query()
     _check_endpoint(request, endpoint)
@@ -204,7 +207,7 @@ async def bind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[str
 
 
 @route("DELETE", "/endpoints/{endpoint:str}/queues/{queue:str}", Doc(**_CHANGE, object="queue"))
-async def unbind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[str]) -> Answer:
+async def unbind_queue(request: Request, endpoint: FromPath[str], queue: FromPath[str]) -> Response:
     """Stop sending a queue's messages. Requires admin scope on the queue and the endpoint."""
     request.query()
     _check_endpoint(request, endpoint)
@@ -213,9 +216,9 @@ async def unbind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[s
     return nothing()
 
 
-def _check_endpoint(call: Call, endpoint: str) -> None:
+def _check_endpoint(request: Request, endpoint: str) -> None:
     """Check the scope for the endpoint of a binding; the route has checked the queue."""
-    call.engine.access.check(call.scope, "admin", endpoint)
+    request.service.auth.check(request.scope, "admin", endpoint)
 
 
 class Rotated(msgspec.Struct, frozen=True):
@@ -225,12 +228,12 @@ class Rotated(msgspec.Struct, frozen=True):
 @route(
     "POST",
     "/endpoints/{endpoint:str}/rotate",
-    Doc(tag=TAG, scope="admin", object="endpoint", answers={200: Rotated}, problems=(404,), audit=True, portal=True),
+    Doc(tag=TAG, scope="admin", object="endpoint", responses={200: Rotated}, problems=(404,), audit=True, portal=True),
 )
-async def rotate_secret(request: Call, endpoint: FromPath[str]) -> Answer:
+async def rotate_secret(request: Request, endpoint: FromPath[str]) -> Response:
     """Create a new secret. The previous one also signs until the next rotation."""
     request.query()
-    return answer(Rotated(await request.mq.endpoints.rotate(endpoint)))
+    return respond(Rotated(await request.mq.endpoints.rotate(endpoint)))
 
 
 class Attempts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -247,17 +250,17 @@ class Attempts(msgspec.Struct, frozen=True, omit_defaults=True):
         scope="admin",
         params=(Param(name="wait", kind=float, default=10, low=0, words="Seconds to wait for the outcome."),),
         object="endpoint",
-        answers={200: Attempts},
+        responses={200: Attempts},
         problems=(404,),
         audit=True,
         portal=True,
     ),
 )
-async def test_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+async def test_endpoint(request: Request, endpoint: FromPath[str]) -> Response:
     """Send a test request through a dispatcher and return its outcome, or none if it did not finish in time."""
     wait = request.query()["wait"] or 0
     found = await request.mq.endpoints.test(endpoint, timeout=timedelta(seconds=wait))
-    return answer(Attempts(_shown(request, [] if found is None else [found])))
+    return respond(Attempts(_shown(request, [] if found is None else [found])))
 
 
 _STATUS = re.compile(r"[1-5]xx|none|[1-5][0-9][0-9]")
@@ -284,12 +287,12 @@ _STATUS = re.compile(r"[1-5]xx|none|[1-5][0-9][0-9]")
             Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of attempts."),
         ),
         object="endpoint",
-        answers={200: Attempts},
+        responses={200: Attempts},
         problems=(404,),
         portal=True,
     ),
 )
-async def list_attempts(request: Call, endpoint: FromPath[str]) -> Answer:
+async def list_attempts(request: Request, endpoint: FromPath[str]) -> Response:
     """List requests, newest first, with status, time, outcome and the start of the response."""
     query = request.query()
     async with request.mq.connection() as conn:
@@ -307,10 +310,10 @@ async def list_attempts(request: Call, endpoint: FromPath[str]) -> Answer:
         )
     last = rows[-1] if len(rows) == query["limit"] else None
     following = None if last is None else f"{last.started_at.astimezone(UTC).isoformat()}/{last.id}"
-    return answer(Attempts(_shown(request, rows), following))
+    return respond(Attempts(_shown(request, rows), following))
 
 
-def _shown(request: Call, rows: list[Attempt]) -> list[Attempt]:
+def _shown(request: Request, rows: list[Attempt]) -> list[Attempt]:
     """Hide from the receiver what it does not know: our queues and processes."""
     return [replace(row, queue=None, dispatcher="") for row in rows] if request.portal else rows
 
@@ -358,17 +361,17 @@ class EndpointEvents(msgspec.Struct, frozen=True, omit_defaults=True):
             Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of events."),
         ),
         object="endpoint",
-        answers={200: EndpointEvents},
+        responses={200: EndpointEvents},
         problems=(404,),
         portal=True,
     ),
 )
-async def list_events(request: Call, endpoint: FromPath[str]) -> Answer:
+async def list_events(request: Request, endpoint: FromPath[str]) -> Response:
     """List changes of the endpoint's state and circuit breaker, newest first."""
     query = request.query()
     async with request.mq.connection() as conn:
         rows = await push.list_endpoint_events(conn, endpoint, before=query["after"], limit=query["limit"])
-    return answer(EndpointEvents(rows, rows[-1].event_no if len(rows) == query["limit"] else None))
+    return respond(EndpointEvents(rows, rows[-1].event_no if len(rows) == query["limit"] else None))
 
 
 class Replay(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -392,12 +395,12 @@ class Replayed(msgspec.Struct, frozen=True):
         scope="admin",
         body=Replay,
         object="queue",
-        answers={200: Replayed},
+        responses={200: Replayed},
         problems=(400, 404, 408, 413),
         audit=True,
     ),
 )
-async def replay(request: Call, queue: FromPath[str]) -> Answer:
+async def replay(request: Request, queue: FromPath[str]) -> Response:
     """Deliver messages again that were already delivered."""
     request.query()
     body = await request.read(Replay)
@@ -405,7 +408,7 @@ async def replay(request: Call, queue: FromPath[str]) -> Answer:
         if at is not None and at.tzinfo is None:
             raise invalid("start, end: must have a time zone.")
     count = await request.mq.endpoints.replay(queue, ids=body.ids, start=body.start, end=body.end, limit=body.limit)
-    return answer(Replayed(count))
+    return respond(Replayed(count))
 
 
 ROUTES = [

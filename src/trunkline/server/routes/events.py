@@ -12,13 +12,13 @@ import msgspec
 from litestar.params import FromPath
 from litestar.response import Stream
 
-from trunkline.client.batches import Batch
-from trunkline.client.consuming import consumer_name
+from trunkline.client.batches import Batch, DatabaseCommits
 from trunkline.db import calls
 from trunkline.errors import TrunklineError
-from trunkline.server.call import Call
-from trunkline.server.params import Param
+from trunkline.runtime.names import consumer_name
 from trunkline.server.problems import Problem, from_error
+from trunkline.server.query import Param
+from trunkline.server.request import Request
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import message_view
 
@@ -66,19 +66,19 @@ def last_seen(text: str | None) -> dict[int, int]:
         scope="consume",
         params=(Param(name="start", default="latest", words="latest, earliest, an offset or a time."),),
         headers=_RESUME,
-        answers={200: str},
+        responses={200: str},
         problems=(404, 416),
         media="text/event-stream",
         object="topic",
         reads=True,
     ),
 )
-async def follow(request: Call, topic: FromPath[str]) -> Stream:
+async def follow(request: Request, topic: FromPath[str]) -> Stream:
     """Stream new messages as server-sent events. Has no effect on any reader. Resume with the last event's `id`."""
     start = request.query()["start"]
     seen = last_seen(request.header("last-event-id"))
     if start == "latest":
-        places = await request.engine.tails.heads(topic)
+        places = await request.service.topic_tails.heads(topic)
     else:
         async with request.mq.connection() as conn:
             partitions = (await calls.get_topic(conn, topic)).partitions
@@ -93,16 +93,16 @@ async def follow(request: Call, topic: FromPath[str]) -> Stream:
     return _stream(_follow(request, topic, places))
 
 
-async def _follow(call: Call, topic: str, places: list[int]) -> AsyncIterator[bytes]:
-    engine = call.engine
+async def _follow(request: Request, topic: str, places: list[int]) -> AsyncIterator[bytes]:
+    service = request.service
     yield b": here\n\n"
     seen = {partition: place - 1 for partition, place in enumerate(places)}
     try:
-        with engine.access.watch(call.scope) as ended:
-            ended.add_done_callback(lambda _: engine.tails.ring(topic))
-            async with contextlib.aclosing(engine.tails.follow(topic, places, _QUIET_SECONDS)) as news:  # type: ignore[type-var]
+        with service.auth.watch(request.scope) as ended:
+            ended.add_done_callback(lambda _: service.topic_tails.ring(topic))
+            async with contextlib.aclosing(service.topic_tails.follow(topic, places, _QUIET_SECONDS)) as news:  # type: ignore[type-var]
                 async for events in news:
-                    if engine.stopping.is_set():
+                    if service.stopping.is_set():
                         return
                     if not events and not ended.done():
                         yield b": still here\n\n"
@@ -150,14 +150,14 @@ class GroupEvent(msgspec.Struct, frozen=True):
             ),
         ),
         headers=_RESUME,
-        answers={200: str},
+        responses={200: str},
         problems=(404, 416),
         media="text/event-stream",
         object="topic",
         reads=True,
     ),
 )
-async def follow_group(request: Call, topic: FromPath[str], group: FromPath[str]) -> Stream:
+async def follow_group(request: Request, topic: FromPath[str], group: FromPath[str]) -> Stream:
     """Stream messages of a group as server-sent events.
 
     Each event has the generation to commit with. The next batch is sent after the last one was committed. Last-Event-ID
@@ -174,10 +174,12 @@ async def follow_group(request: Call, topic: FromPath[str], group: FromPath[str]
 class _GroupStream:
     """A group member behind an HTTP connection."""
 
-    def __init__(self, call: Call, topic: str, group: str, member: str, query: dict[str, Any], seen: dict[int, int]) -> None:
-        self._engine = call.engine
-        self._scope = call.scope
-        self._mq = call.mq
+    def __init__(
+        self, request: Request, topic: str, group: str, member: str, query: dict[str, Any], seen: dict[int, int]
+    ) -> None:
+        self._service = request.service
+        self._scope = request.scope
+        self._mq = request.mq
         self._topic = topic
         self._group = group
         self._member = member
@@ -192,9 +194,9 @@ class _GroupStream:
         pause = min(_QUIET_SECONDS, self._lease.total_seconds() / 3)
         yield b": here\n\n"
         try:
-            with self._engine.access.watch(self._scope) as ended:
+            with self._service.auth.watch(self._scope) as ended:
                 ended.add_done_callback(lambda _: watch.wake())
-                while not self._engine.stopping.is_set() and not ended.done():
+                while not self._service.stopping.is_set() and not ended.done():
                     watch.reset()
                     batch = await self._fetch()
                     if batch is None:
@@ -211,7 +213,7 @@ class _GroupStream:
         finally:
             wakeup.unwatch(watch)
             # this task ends with the connection, so a separate one leaves the group
-            self._engine.spawn(self._leave())
+            self._service.spawn(self._leave())
 
     async def _batch(self, batch: Batch[Any], ended: asyncio.Future[Problem]) -> AsyncIterator[bytes]:
         """Yield the events of a batch. Commit what the client has seen; with `commit=auto`, what was sent."""
@@ -232,13 +234,15 @@ class _GroupStream:
         async with runtime.connection() as conn:
             return await calls.fetch(
                 conn,
-                lambda **fields: Batch(runtime, self._topic, self._group, lease=self._lease, **fields),
+                lambda **fields: Batch(
+                    DatabaseCommits(runtime), self._topic, self._group, member=self._member, lease=self._lease, **fields
+                ),
                 self._topic,
                 self._group,
                 member=self._member,
                 limit=self._size,
                 lease=self._lease,
-                max_bytes=self._engine.config.max_response_bytes,
+                max_bytes=self._service.config.max_response_bytes,
             )
 
     async def _leave(self) -> None:

@@ -10,29 +10,32 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
-from trunkline.client.batches import Batch
-from trunkline.client.consuming import consumer_name
+from trunkline.client.batches import Batch, DatabaseCommits
 from trunkline.db import calls
 from trunkline.errors import AlreadyExists, GroupNotFound
-from trunkline.server.call import Answer, Call, answer, nothing
-from trunkline.server.fields import Name, Offset, name_fault, refuse
-from trunkline.server.params import AFTER, ENSURE, LIMIT, OFFSET
+from trunkline.runtime.names import consumer_name
+from trunkline.server.bodies import Name, Offset, name_fault, refuse
+from trunkline.server.long_poll import retry_until, until_gone
 from trunkline.server.problems import Problem, invalid
+from trunkline.server.query import AFTER, ENSURE, LIMIT, OFFSET
+from trunkline.server.request import Request
+from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routes.claims import Lease
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import GroupView, MessageView, Page, message_view, page
-from trunkline.server.waiting import retry_until, until_gone
-from trunkline.types import GroupStats
+from trunkline.server.views import Page, message_view, page
+from trunkline.types import Group, GroupStats
+from trunkline.wire import MessageView, to_view, view
 
+GroupView = view(Group)
 TAG = "groups"
-Place = Annotated[str, Meta(min_length=1, max_length=100)]
+Position = Annotated[str, Meta(min_length=1, max_length=100)]
 
 
 class NewGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A group to create."""
 
     name: str | None = None
-    start: Place = "earliest"
+    start: Position = "earliest"
     """earliest, latest, an offset or a time."""
     pattern: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
     """With a pattern or `headers`, the group reads only matching messages, as subscriptions do."""
@@ -47,13 +50,13 @@ class NewGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         scope="admin",
         params=(ENSURE,),
         body=NewGroup,
-        answers={201: GroupView, 200: GroupView},
+        responses={201: GroupView, 200: GroupView},
         problems=(400, 404, 409, 416),
         object="topic",
         audit=True,
     ),
 )
-async def create_group(request: Call, topic: FromPath[str]) -> Answer:
+async def create_group(request: Request, topic: FromPath[str]) -> Response:
     """Create a group. A fetch also creates it, from the earliest message."""
     ensure = request.query()["ensure"]
     body = await request.read(NewGroup)
@@ -61,11 +64,11 @@ async def create_group(request: Call, topic: FromPath[str]) -> Answer:
     assert body.name is not None  # noqa: S101
     reads: dict[str, Any] = {"start": body.start, "pattern": body.pattern, "headers": body.headers}
     try:
-        return answer(GroupView.of(await request.mq.groups.create(topic, body.name, **reads)), 201)
+        return respond(to_view(await request.mq.groups.create(topic, body.name, **reads)), 201)
     except AlreadyExists:
         if not ensure:
             raise
-    return answer(GroupView.of(await request.mq.groups.ensure(topic, body.name, **reads)))
+    return respond(to_view(await request.mq.groups.ensure(topic, body.name, **reads)))
 
 
 @route(
@@ -75,16 +78,16 @@ async def create_group(request: Call, topic: FromPath[str]) -> Answer:
         tag=TAG,
         scope="read",
         params=(AFTER, OFFSET, LIMIT),
-        answers={200: Page},
+        responses={200: Page},
         problems=(404,),
         object="topic",
     ),
 )
-async def list_groups(request: Call, topic: FromPath[str]) -> Answer:
+async def list_groups(request: Request, topic: FromPath[str]) -> Response:
     """List the groups of a topic by name, 100 per page by default."""
     query = request.query()
     await request.mq.topics.get(topic)
-    return answer(page([GroupView.of(row) for row in await request.mq.groups.list(topic, after=query["after"])], query))
+    return respond(page([to_view(row) for row in await request.mq.groups.list(topic, after=query["after"])], query))
 
 
 class GroupStatsView(msgspec.Struct, frozen=True):
@@ -98,23 +101,23 @@ class GroupStatsView(msgspec.Struct, frozen=True):
 @route(
     "GET",
     "/topics/{topic:str}/groups/{group:str}",
-    Doc(tag=TAG, scope="read", answers={200: GroupStatsView}, problems=(404,), object="topic", reads=True),
+    Doc(tag=TAG, scope="read", responses={200: GroupStatsView}, problems=(404,), object="topic", reads=True),
 )
-async def group_stats(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
+async def group_stats(request: Request, topic: FromPath[str], group: FromPath[str]) -> Response:
     """Get a group's position and lag per partition, and the members that hold the partitions."""
     request.query()
     rows = await request.mq.groups.stats(topic, group)
     if not rows:
         raise GroupNotFound(f"group {group} does not exist on topic {topic}")
-    return answer(GroupStatsView(group, topic, sum(row.lag for row in rows), max(row.lag_seconds for row in rows), rows))
+    return respond(GroupStatsView(group, topic, sum(row.lag for row in rows), max(row.lag_seconds for row in rows), rows))
 
 
 @route(
     "DELETE",
     "/topics/{topic:str}/groups/{group:str}",
-    Doc(tag=TAG, scope="admin", answers={204: None}, problems=(404,), object="topic", audit=True),
+    Doc(tag=TAG, scope="admin", responses={204: None}, problems=(404,), object="topic", audit=True),
 )
-async def delete_group(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
+async def delete_group(request: Request, topic: FromPath[str], group: FromPath[str]) -> Response:
     """Delete a group and its position."""
     request.query()
     await request.mq.groups.delete(topic, group)
@@ -151,18 +154,18 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
         scope="consume",
         body=Fetch,
         optional_body=True,
-        answers={200: Fetched},
+        responses={200: Fetched},
         problems=(400, 404, 408, 413, 416),
         object="topic",
         reads=True,
     ),
 )
-async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
+async def fetch(request: Request, topic: FromPath[str], group: FromPath[str]) -> Response:
     """Lease the next messages of the group to the member. Creates the group if it does not exist."""
     request.query()
     body = await request.read(Fetch, optional=True)
     member = body.member or consumer_name()
-    wait = min(body.wait, request.engine.config.max_wait)
+    wait = min(body.wait, request.service.config.max_wait)
     lease = timedelta(seconds=body.lease_seconds)
 
     async def look() -> Batch[Any] | None:
@@ -170,14 +173,14 @@ async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> An
         async with runtime.connection() as conn:
             return await calls.fetch(
                 conn,
-                lambda **fields: Batch(runtime, topic, group, lease=lease, **fields),
+                lambda **fields: Batch(DatabaseCommits(runtime), topic, group, member=member, lease=lease, **fields),
                 topic,
                 group,
                 member=member,
                 limit=body.limit,
                 lease=lease,
                 generation=body.generation,
-                max_bytes=request.engine.config.max_response_bytes,
+                max_bytes=request.service.config.max_response_bytes,
             )
 
     work = retry_until(request.mq, "group", topic, look, wait=wait, group=group, member=member)
@@ -191,8 +194,8 @@ async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> An
         if body.member is None:
             # a generated member name is never used again
             await request.mq.leave(topic, group, member=member)
-        return answer(Fetched(member=member, messages=[]))
-    return answer(
+        return respond(Fetched(member=member, messages=[]))
+    return respond(
         Fetched(
             member=member,
             partition=batch.partition,
@@ -212,7 +215,7 @@ class Commit(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     offset: Offset
 
 
-class Committed(msgspec.Struct, frozen=True):
+class CommitResult(msgspec.Struct, frozen=True):
     partition: int
     next_offset: int
 
@@ -224,12 +227,12 @@ class Committed(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="consume",
         body=Commit,
-        answers={200: Committed},
+        responses={200: CommitResult},
         problems=(400, 404, 408, 409, 413),
         object="topic",
     ),
 )
-async def commit(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
+async def commit(request: Request, topic: FromPath[str], group: FromPath[str]) -> Response:
     """Commit offsets. Cumulative and idempotent. 409 if another member holds the partition."""
     request.query()
     body = await request.read(Commit)
@@ -244,7 +247,7 @@ async def commit(request: Call, topic: FromPath[str], group: FromPath[str]) -> A
         # on the same connection: if it is lost here, the error must be that the outcome is unknown
         rows = await calls.group_stats(conn, topic, group)
     position = next(row.next_offset for row in rows if row.partition == body.partition)
-    return answer(Committed(body.partition, position))
+    return respond(CommitResult(body.partition, position))
 
 
 class Seek(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -265,23 +268,23 @@ class Positions(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="admin",
         body=Seek,
-        answers={200: Positions},
+        responses={200: Positions},
         problems=(400, 404, 408, 409, 413, 416),
         object="topic",
         audit=True,
     ),
 )
-async def seek(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
+async def seek(request: Request, topic: FromPath[str], group: FromPath[str]) -> Response:
     """Move a group's position. Members lose their current batch."""
     request.query()
     body = await request.read(Seek)
     if not 1 <= len(str(body.to)) <= 100:
         raise invalid("to: must have 1 to 100 characters.")
     moved = await request.mq.groups.seek(topic, group, body.to, partition=body.partition)
-    return answer(Positions({str(partition): offset for partition, offset in moved.items()}))
+    return respond(Positions({str(partition): offset for partition, offset in moved.items()}))
 
 
-class Member(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class MemberRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A member and its lease."""
 
     member: Name
@@ -295,28 +298,28 @@ class Partitions(msgspec.Struct, frozen=True):
 _MEMBER: dict[str, Any] = {
     "tag": TAG,
     "scope": "consume",
-    "body": Member,
-    "answers": {200: Partitions},
+    "body": MemberRequest,
+    "responses": {200: Partitions},
     "problems": (400, 404, 408, 413),
     "object": "topic",
 }
 
 
 @route("POST", "/topics/{topic:str}/groups/{group:str}/heartbeat", Doc(**_MEMBER))
-async def heartbeat(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
+async def heartbeat(request: Request, topic: FromPath[str], group: FromPath[str]) -> Response:
     """Renew the member's lease on its partitions. Returns how many it holds."""
     request.query()
-    body = await request.read(Member)
+    body = await request.read(MemberRequest)
     lease = timedelta(seconds=body.lease_seconds)
-    return answer(Partitions(await request.mq.heartbeat(topic, group, member=body.member, lease=lease)))
+    return respond(Partitions(await request.mq.heartbeat(topic, group, member=body.member, lease=lease)))
 
 
 @route("POST", "/topics/{topic:str}/groups/{group:str}/leave", Doc(**_MEMBER))
-async def leave(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
+async def leave(request: Request, topic: FromPath[str], group: FromPath[str]) -> Response:
     """Release the member's partitions."""
     request.query()
-    body = await request.read(Member)
-    return answer(Partitions(await request.mq.leave(topic, group, member=body.member)))
+    body = await request.read(MemberRequest)
+    return respond(Partitions(await request.mq.leave(topic, group, member=body.member)))
 
 
 ROUTES = [create_group, list_groups, group_stats, delete_group, fetch, commit, seek, heartbeat, leave]

@@ -7,8 +7,9 @@ from datetime import timedelta
 import msgspec
 from litestar.params import FromPath
 
-from trunkline.server.call import Answer, Call, answer
-from trunkline.server.params import Param
+from trunkline.server.query import Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, respond
 from trunkline.server.routing import Doc, route
 from trunkline.types import Attention, Member, PartitionMap, QueueStats, RetentionDeadline, SeriesPoint
 
@@ -41,11 +42,11 @@ class SeriesView(msgspec.Struct, frozen=True):
             Param(name="since_seconds", kind=float, default=3600.0, low=60, high=_DAY, words="How far to go back."),
             Param(name="step_seconds", kind=float, default=60.0, low=60, high=_DAY, words="Distance of the points."),
         ),
-        answers={200: SeriesView},
+        responses={200: SeriesView},
         problems=(400,),
     ),
 )
-async def series(request: Call) -> Answer:
+async def series(request: Request) -> Response:
     """Get rates, backlog and latencies of many subjects in steps, by name and time."""
     query = request.query()
     points = await request.mq.inspect.series(
@@ -54,18 +55,18 @@ async def series(request: Call) -> Answer:
         since=timedelta(seconds=query["since_seconds"]),
         step=timedelta(seconds=query["step_seconds"]),
     )
-    return answer(SeriesView(points))
+    return respond(SeriesView(points))
 
 
 class AttentionView(msgspec.Struct, frozen=True):
     data: list[Attention]
 
 
-@route("GET", "/attention", Doc(tag=TAG, scope="read", answers={200: AttentionView}))
-async def attention(request: Call) -> Answer:
+@route("GET", "/attention", Doc(tag=TAG, scope="read", responses={200: AttentionView}))
+async def attention(request: Request) -> Response:
     """Get what needs attention, first what loses data, each with its cause and the next step."""
     request.query()
-    return answer(AttentionView(await request.mq.inspect.attention()))
+    return respond(AttentionView(await request.mq.inspect.attention()))
 
 
 class DeadlinesView(msgspec.Struct, frozen=True):
@@ -79,14 +80,14 @@ class DeadlinesView(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="read",
         params=(Param(name="topic", words="Only readers of this topic."),),
-        answers={200: DeadlinesView},
+        responses={200: DeadlinesView},
         problems=(404,),
         reads=True,
     ),
 )
-async def deadlines(request: Call) -> Answer:
+async def deadlines(request: Request) -> Response:
     """Get when readers that are behind lose messages by hard retention, the earliest first."""
-    return answer(DeadlinesView(await request.mq.inspect.deadlines(request.query()["topic"] or None)))
+    return respond(DeadlinesView(await request.mq.inspect.deadlines(request.query()["topic"] or None)))
 
 
 class MapView(msgspec.Struct, frozen=True):
@@ -96,12 +97,12 @@ class MapView(msgspec.Struct, frozen=True):
 @route(
     "GET",
     "/topics/{topic:str}/map",
-    Doc(tag=TAG, scope="read", answers={200: MapView}, problems=(404,), object="topic", reads=True),
+    Doc(tag=TAG, scope="read", responses={200: MapView}, problems=(404,), object="topic", reads=True),
 )
-async def topic_map(request: Call, topic: FromPath[str]) -> Answer:
+async def topic_map(request: Request, topic: FromPath[str]) -> Response:
     """Get the contents of each partition: segments, times of offsets, readers, archive, staged rows."""
     request.query()
-    return answer(MapView(await request.mq.topics.map(topic)))
+    return respond(MapView(await request.mq.topics.map(topic)))
 
 
 class MembersView(msgspec.Struct, frozen=True):
@@ -111,12 +112,12 @@ class MembersView(msgspec.Struct, frozen=True):
 @route(
     "GET",
     "/topics/{topic:str}/groups/{group:str}/members",
-    Doc(tag=TAG, scope="read", answers={200: MembersView}, problems=(404,), object="topic"),
+    Doc(tag=TAG, scope="read", responses={200: MembersView}, problems=(404,), object="topic"),
 )
-async def members(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
+async def members(request: Request, topic: FromPath[str], group: FromPath[str]) -> Response:
     """Get the active members of a group, each with the partitions that it has leased."""
     request.query()
-    return answer(MembersView(await request.mq.groups.members(topic, group)))
+    return respond(MembersView(await request.mq.groups.members(topic, group)))
 
 
 class QueueStatsView(msgspec.Struct, frozen=True):
@@ -130,13 +131,13 @@ class QueueStatsView(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="read",
         params=(Param(name="name", many=True, words="Only these queues; * stands for any characters. May be repeated."),),
-        answers={200: QueueStatsView},
+        responses={200: QueueStatsView},
         reads=True,
     ),
 )
-async def stats_of_queues(request: Call) -> Answer:
+async def stats_of_queues(request: Request) -> Response:
     """Get statistics of several queues. Names without a queue have no row."""
-    return answer(QueueStatsView(await request.mq.queues.stats(names=request.query()["name"] or None)))
+    return respond(QueueStatsView(await request.mq.queues.stats(names=request.query()["name"] or None)))
 
 
 ROUTES = [series, attention, deadlines, topic_map, members, stats_of_queues]

@@ -13,14 +13,15 @@ from msgspec import Meta
 from trunkline.db.calls import jobs
 from trunkline.db.calls.job_records import JobRow, JobView, LimitRow, WorkerRow
 from trunkline.errors import JobNotFound
-from trunkline.server.access import IN_BODY
-from trunkline.server.call import Answer, Call, answer
-from trunkline.server.params import Param
+from trunkline.server.auth import IN_BODY
+from trunkline.server.query import Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, respond
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import render
 
 TAG = "jobs"
-_STATES = ("running", "waiting", "delayed", "blocked", "dead", "done")
+_STATES = ("running", "ready", "delayed", "blocked", "dead", "done")
 _FILTERS = (
     Param(name="state", choices=_STATES, words="Only jobs in this state; all but done by default."),
     Param(name="kind", words="Only jobs of this kind."),
@@ -35,23 +36,23 @@ class JobList(msgspec.Struct, frozen=True, omit_defaults=True):
     """Pass as `after` to get the next page; omitted on the last."""
 
 
-@route("GET", "/jobs", Doc(tag=TAG, scope="read", params=_FILTERS, answers={200: JobList}, reads=True))
-async def list_jobs(request: Call) -> Answer:
+@route("GET", "/jobs", Doc(tag=TAG, scope="read", params=_FILTERS, responses={200: JobList}, reads=True))
+async def list_jobs(request: Request) -> Response:
     """List jobs of all queues by state, then by queue."""
-    return answer(await _list(request, None))
+    return respond(await _list(request, None))
 
 
 @route(
     "GET",
     "/queues/{queue:str}/jobs",
-    Doc(tag=TAG, scope="read", params=_FILTERS, answers={200: JobList}, problems=(404,), object="queue", reads=True),
+    Doc(tag=TAG, scope="read", params=_FILTERS, responses={200: JobList}, problems=(404,), object="queue", reads=True),
 )
-async def list_queue_jobs(request: Call, queue: FromPath[str]) -> Answer:
+async def list_queue_jobs(request: Request, queue: FromPath[str]) -> Response:
     """List jobs of a queue by state."""
-    return answer(await _list(request, queue))
+    return respond(await _list(request, queue))
 
 
-async def _list(request: Call, queue: str | None) -> JobList:
+async def _list(request: Request, queue: str | None) -> JobList:
     query = request.query()
     async with request.mq.connection() as conn:
         rows = await jobs.list_jobs(
@@ -61,7 +62,7 @@ async def _list(request: Call, queue: str | None) -> JobList:
 
 
 class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """A job. `state`: running, waiting, delayed, blocked, dead, done, cancelled, failed or gone."""
+    """A job. `state`: running, ready, delayed, blocked, dead, done, cancelled, failed or gone."""
 
     id: UUID
     queue: str | None
@@ -101,12 +102,12 @@ def _view(job: JobView) -> JobDetails:
     )
 
 
-async def _find(request: Call, id: UUID) -> JobView:
+async def _find(request: Request, id: UUID) -> JobView:
     """Return a job, or raise 403 unless the token has the scope on its queue.
 
     A token for some queues cannot tell a job of another queue from one that does not exist.
     """
-    access, verb = request.engine.access, request.doc.scope
+    access, verb = request.service.auth, request.doc.scope
     try:
         async with request.mq.connection() as conn:
             job = await jobs.get_job(conn, id)
@@ -121,12 +122,12 @@ async def _find(request: Call, id: UUID) -> JobView:
 @route(
     "GET",
     "/jobs/{job:uuid}",
-    Doc(tag=TAG, scope="read", answers={200: JobDetails}, problems=(404,), object=IN_BODY, reads=True),
+    Doc(tag=TAG, scope="read", responses={200: JobDetails}, problems=(404,), object=IN_BODY, reads=True),
 )
-async def get_job(request: Call, job: FromPath[UUID]) -> Answer:
+async def get_job(request: Request, job: FromPath[UUID]) -> Response:
     """Get one job with its arguments, attempts, result and error."""
     request.query()
-    return answer(_view(await _find(request, job)))
+    return respond(_view(await _find(request, job)))
 
 
 class Retried(msgspec.Struct, frozen=True):
@@ -137,8 +138,8 @@ class Retried(msgspec.Struct, frozen=True):
 _CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "problems": (404, 409), "object": IN_BODY, "audit": "body"}
 
 
-@route("POST", "/jobs/{job:uuid}/retry", Doc(**_CHANGE, answers={200: Retried}))
-async def retry_job(request: Call, job: FromPath[UUID]) -> Answer:
+@route("POST", "/jobs/{job:uuid}/retry", Doc(**_CHANGE, responses={200: Retried}))
+async def retry_job(request: Request, job: FromPath[UUID]) -> Response:
     """Retry a dead job. Its attempts start again from 1."""
     request.query()
     await _find(request, job)
@@ -146,7 +147,7 @@ async def retry_job(request: Call, job: FromPath[UUID]) -> Answer:
     async with request.writing() as conn:
         queue = await jobs.retry_job(conn, job)
     request.mq.session.wakeup.published("inbox", queue)
-    return answer(Retried(job, queue))
+    return respond(Retried(job, queue))
 
 
 class Cancel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -168,27 +169,27 @@ class Cancelled(msgspec.Struct, frozen=True):
         **{**_CHANGE, "problems": (400, 404, 408, 413)},
         body=Cancel,
         optional_body=True,
-        answers={200: Cancelled},
+        responses={200: Cancelled},
     ),
 )
-async def cancel_job(request: Call, job: FromPath[UUID]) -> Answer:
+async def cancel_job(request: Request, job: FromPath[UUID]) -> Response:
     """Cancel a job: a worker stops it, or it ends at once if it is blocked."""
     request.query()
     body = await request.read(Cancel, optional=True)
     await _find(request, job)
     await request.audit(str(job))
     async with request.writing() as conn:
-        return answer(Cancelled(job, await jobs.cancel_job(conn, job, body.reason)))
+        return respond(Cancelled(job, await jobs.cancel_job(conn, job, body.reason)))
 
 
-@route("DELETE", "/jobs/{job:uuid}/cancel", Doc(**_CHANGE, answers={200: Cancelled}))
-async def uncancel_job(request: Call, job: FromPath[UUID]) -> Answer:
+@route("DELETE", "/jobs/{job:uuid}/cancel", Doc(**_CHANGE, responses={200: Cancelled}))
+async def uncancel_job(request: Request, job: FromPath[UUID]) -> Response:
     """Withdraw a cancel request that no worker has carried out yet."""
     request.query()
     await _find(request, job)
     await request.audit(str(job))
     async with request.writing() as conn:
-        return answer(Cancelled(job, await jobs.uncancel_job(conn, job)))
+        return respond(Cancelled(job, await jobs.uncancel_job(conn, job)))
 
 
 class Workers(msgspec.Struct, frozen=True):
@@ -202,26 +203,26 @@ class Workers(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="read",
         params=(Param(name="within", kind=float, default=60, low=1, high=3600, words="Maximum seconds since it reported."),),
-        answers={200: Workers},
+        responses={200: Workers},
     ),
 )
-async def list_workers(request: Call) -> Answer:
+async def list_workers(request: Request) -> Response:
     """List job workers with their queues, concurrency, kinds, versions and argument schemas."""
     within = timedelta(seconds=request.query()["within"])
     async with request.mq.connection() as conn:
-        return answer(Workers(await jobs.list_workers(conn, within)))
+        return respond(Workers(await jobs.list_workers(conn, within)))
 
 
 class LimitList(msgspec.Struct, frozen=True):
     data: list[LimitRow]
 
 
-@route("GET", "/limits", Doc(tag=TAG, scope="read", answers={200: LimitList}))
-async def list_limits(request: Call) -> Answer:
+@route("GET", "/limits", Doc(tag=TAG, scope="read", responses={200: LimitList}))
+async def list_limits(request: Request) -> Response:
     """List limits over all processes: the workers with a share, and those that wait for one."""
     request.query()
     async with request.mq.connection() as conn:
-        return answer(LimitList(await jobs.list_limits(conn)))
+        return respond(LimitList(await jobs.list_limits(conn)))
 
 
 ROUTES = [

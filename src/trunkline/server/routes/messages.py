@@ -9,8 +9,9 @@ import msgspec
 from litestar.params import FromPath
 
 from trunkline.server.budget import read_topic
-from trunkline.server.call import Answer, Call, answer
-from trunkline.server.envelopes import (
+from trunkline.server.line_stream import LineStream
+from trunkline.server.long_poll import retry_until, until_gone
+from trunkline.server.messages import (
     NDJSON,
     PRIORITY,
     RAW_PARAMS,
@@ -19,12 +20,13 @@ from trunkline.server.envelopes import (
     media_type,
     read_messages,
 )
-from trunkline.server.params import LARGEST, PARTITION, WAIT, Param
 from trunkline.server.problems import invalid, message_not_found
+from trunkline.server.query import LARGEST, PARTITION, WAIT, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, respond
 from trunkline.server.routing import Doc, route
-from trunkline.server.streams import LineStream
-from trunkline.server.views import MessageView, PublishedView, message_view
-from trunkline.server.waiting import retry_until, until_gone
+from trunkline.server.views import PublishedView, message_view
+from trunkline.wire import MessageView
 
 TAG = "messages"
 
@@ -40,7 +42,7 @@ _PUBLISH: dict[str, Any] = {
     "scope": "publish",
     "body": Envelope | list[Envelope],
     "bodies": {NDJSON[0]: str, "application/octet-stream": bytes},
-    "answers": {201: (PublishedView, Stored)},
+    "responses": {201: (PublishedView, Stored)},
     "problems": (400, 404, 408, 409, 413, 415),
     "headers": {
         "Idempotency-Key": "A repeated publish with the same key stores nothing and returns the first id.",
@@ -49,30 +51,30 @@ _PUBLISH: dict[str, Any] = {
 }
 
 
-async def _publish(call: Call, kind: str, name: str) -> Answer:
-    query = call.query()
-    if not query["raw"] and media_type(call) in NDJSON:
-        return await _publish_lines(call, kind, name)
-    sent = await read_messages(call, query)
+async def _publish(request: Request, kind: str, name: str) -> Response:
+    query = request.query()
+    if not query["raw"] and media_type(request) in NDJSON:
+        return await _publish_lines(request, kind, name)
+    sent = await read_messages(request, query)
     if sent.single:
-        stored = await call.engine.publish(kind, name, sent.messages[0])
-        return answer(PublishedView(stored.id, stored.duplicate), 201, {"message-id": str(stored.id)})
-    with call.engine.publishing(sum(len(message.body) for message in sent.messages)):
-        many = call.mq.publish_many if kind == "topic" else call.mq.enqueue_many
+        stored = await request.service.publish(kind, name, sent.messages[0])
+        return respond(PublishedView(stored.id, stored.duplicate), 201, {"message-id": str(stored.id)})
+    with request.service.publishing(sum(len(message.body) for message in sent.messages)):
+        many = request.mq.publish_many if kind == "topic" else request.mq.enqueue_many
         published = await many(name, sent.messages)
-    call.engine.metrics.published(len(published))
-    return answer(Stored([PublishedView(row.id, row.duplicate) for row in published]), 201)
+    request.service.metrics.published(len(published))
+    return respond(Stored([PublishedView(row.id, row.duplicate) for row in published]), 201)
 
 
-async def _publish_lines(call: Call, kind: str, name: str) -> Answer:
-    stream = LineStream(call, kind, name, idempotency_key(call), call.trace())
+async def _publish_lines(request: Request, kind: str, name: str) -> Response:
+    stream = LineStream(request, kind, name, idempotency_key(request), request.trace())
     await stream.publish()
-    call.engine.metrics.published(stream.count)
-    return Answer(b'{"messages":[' + b",".join(stream.views) + b"]}", 201)
+    request.service.metrics.published(stream.count)
+    return Response(b'{"messages":[' + b",".join(stream.views) + b"]}", 201)
 
 
 @route("POST", "/topics/{topic:str}/messages", Doc(**_PUBLISH, params=RAW_PARAMS, object="topic"))
-async def publish(request: Call, topic: FromPath[str]) -> Answer:
+async def publish(request: Request, topic: FromPath[str]) -> Response:
     """Publish one message, an array or NDJSON (all or none), or a raw body.
 
     Bodies of other content types than JSON, or with `raw=true`, are stored unchanged; headers named
@@ -82,7 +84,7 @@ async def publish(request: Call, topic: FromPath[str]) -> Answer:
 
 
 @route("POST", "/queues/{queue:str}/messages", Doc(**_PUBLISH, params=(*RAW_PARAMS, PRIORITY), object="queue"))
-async def enqueue(request: Call, queue: FromPath[str]) -> Answer:
+async def enqueue(request: Request, queue: FromPath[str]) -> Response:
     """Enqueue messages directly into a queue, in the same forms as for a topic."""
     return await _publish(request, "inbox", queue)
 
@@ -108,13 +110,13 @@ class Messages(msgspec.Struct, frozen=True):
             Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of messages."),
             WAIT,
         ),
-        answers={200: Messages},
+        responses={200: Messages},
         problems=(404, 416),
         object="topic",
         reads=True,
     ),
 )
-async def read(request: Call, topic: FromPath[str]) -> Answer:
+async def read(request: Request, topic: FromPath[str]) -> Response:
     """Read messages from an offset, consumed or not. Has no effect on any reader."""
     query = request.query()
 
@@ -125,14 +127,14 @@ async def read(request: Call, topic: FromPath[str]) -> Answer:
             query["partition"],
             start=query["start"],
             limit=query["limit"],
-            max_bytes=request.engine.config.max_response_bytes,
+            max_bytes=request.service.config.max_response_bytes,
         )
         return found or None
 
     work = retry_until(request.mq, "topic", topic, look, wait=query["wait"])
     found = (await (until_gone(request, work) if query["wait"] else work)) or []
     shown = [message_view(row) for row in found]
-    return answer(Messages(shown, shown[-1].offset + 1 if shown else query["start"]))
+    return respond(Messages(shown, shown[-1].offset + 1 if shown else query["start"]))
 
 
 # Explanations
@@ -141,15 +143,15 @@ async def read(request: Call, topic: FromPath[str]) -> Answer:
 @route(
     "GET",
     "/messages/{message:uuid}/explanation",
-    Doc(tag=TAG, scope="read", answers={200: dict[str, Any]}, problems=(404,), reads=True),
+    Doc(tag=TAG, scope="read", responses={200: dict[str, Any]}, problems=(404,), reads=True),
 )
-async def explain(request: Call, message: FromPath[UUID]) -> Answer:
+async def explain(request: Request, message: FromPath[UUID]) -> Response:
     """Explain where a message is, who holds it, why it is not delivered, and what happened to it."""
     request.query()
     found = await request.mq.explain(message)
     if found.state == "unknown":
         raise message_not_found(found.reason or f"message {message} does not exist")
-    return answer(dict(found))
+    return respond(dict(found))
 
 
 @route(
@@ -159,17 +161,17 @@ async def explain(request: Call, message: FromPath[UUID]) -> Answer:
         tag=TAG,
         scope="read",
         params=(PARTITION,),
-        answers={200: dict[str, Any]},
+        responses={200: dict[str, Any]},
         problems=(404, 416),
         object="topic",
         reads=True,
     ),
 )
-async def explain_offset(request: Call, topic: FromPath[str], offset: FromPath[int]) -> Answer:
+async def explain_offset(request: Request, topic: FromPath[str], offset: FromPath[int]) -> Response:
     """Explain the message at an offset of a topic."""
     if offset > LARGEST:
         raise invalid("the offset is too large")
-    return answer(dict(await request.mq.explain_offset(topic, request.query()["partition"], offset=offset)))
+    return respond(dict(await request.mq.explain_offset(topic, request.query()["partition"], offset=offset)))
 
 
 ROUTES = [publish, enqueue, read, explain, explain_offset]

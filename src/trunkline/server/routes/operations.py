@@ -12,9 +12,10 @@ from litestar.params import FromPath
 from trunkline.db.calls import system
 from trunkline.db.calls.list_records import Alert, Finding, SegmentRow, SessionRow, SizeRow, UpkeepTask
 from trunkline.doctor import examine
-from trunkline.server.call import Answer, Call, answer
-from trunkline.server.params import Param
 from trunkline.server.problems import invalid
+from trunkline.server.query import Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, respond
 from trunkline.server.routing import Doc, route
 
 TAG = "operations"
@@ -25,12 +26,12 @@ class Findings(msgspec.Struct, frozen=True):
     data: list[Finding]
 
 
-@route("GET", "/doctor", Doc(tag=TAG, scope="admin", answers={200: Findings}))
-async def doctor(request: Call) -> Answer:
+@route("GET", "/doctor", Doc(tag=TAG, scope="admin", responses={200: Findings}))
+async def doctor(request: Request) -> Response:
     """Check durability and performance risks, with a hint for each finding. It can contain queries of other sessions."""
     request.query()
-    async with request.engine.examining:
-        return answer(Findings(await asyncio.to_thread(examine, request.engine.config.database_url)))
+    async with request.service.examining:
+        return respond(Findings(await asyncio.to_thread(examine, request.service.config.database_url)))
 
 
 class UpkeepTaskView(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,12 +57,12 @@ class UpkeepTasks(msgspec.Struct, frozen=True):
     data: list[UpkeepTaskView]
 
 
-@route("GET", "/upkeep", Doc(tag=TAG, scope="read", answers={200: UpkeepTasks}))
-async def list_upkeep(request: Call) -> Answer:
+@route("GET", "/upkeep", Doc(tag=TAG, scope="read", responses={200: UpkeepTasks}))
+async def list_upkeep(request: Request) -> Response:
     """List upkeep tasks with their last run, how long it took, and their error."""
     request.query()
     async with request.mq.connection() as conn:
-        return answer(UpkeepTasks([UpkeepTaskView.of(row) for row in await system.upkeep_stats(conn)]))
+        return respond(UpkeepTasks([UpkeepTaskView.of(row) for row in await system.upkeep_stats(conn)]))
 
 
 class Alerts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,15 +82,15 @@ class Alerts(msgspec.Struct, frozen=True, omit_defaults=True):
             Param(name="after", kind=int, low=0, words="`next` of the previous page."),
             _MOST,
         ),
-        answers={200: Alerts},
+        responses={200: Alerts},
     ),
 )
-async def list_alerts(request: Call) -> Answer:
+async def list_alerts(request: Request) -> Response:
     """List alerts, newest first."""
     query = request.query()
     async with request.mq.connection() as conn:
         rows = await system.list_alerts(conn, open=not query["all"], before=query["after"], limit=query["limit"])
-    return answer(Alerts(rows, rows[-1].alert_id if len(rows) == query["limit"] else None))
+    return respond(Alerts(rows, rows[-1].alert_id if len(rows) == query["limit"] else None))
 
 
 class Closed(msgspec.Struct, frozen=True):
@@ -100,15 +101,15 @@ class Closed(msgspec.Struct, frozen=True):
 @route(
     "POST",
     "/alerts/{alert:int}/close",
-    Doc(tag=TAG, scope="admin", answers={200: Closed}, problems=(400,), audit=True),
+    Doc(tag=TAG, scope="admin", responses={200: Closed}, problems=(400,), audit=True),
 )
-async def close_alert(request: Call, alert: FromPath[int]) -> Answer:
+async def close_alert(request: Request, alert: FromPath[int]) -> Response:
     """Close an alert: an operator has dealt with it."""
     request.query()
     if alert < 1 or alert >= 2**63:
         raise invalid("alert: must be a number from 1.")
     async with request.writing() as conn:
-        return answer(Closed(await system.close_alert(conn, alert, by=request.caller)))
+        return respond(Closed(await system.close_alert(conn, alert, by=request.caller)))
 
 
 class Sessions(msgspec.Struct, frozen=True):
@@ -122,15 +123,15 @@ class Sessions(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="admin",
         params=(Param(name="age", kind=float, default=10, low=0, high=86400, words="Minimum age in seconds."), _MOST),
-        answers={200: Sessions},
+        responses={200: Sessions},
     ),
 )
-async def list_sessions(request: Call) -> Answer:
+async def list_sessions(request: Request) -> Response:
     """List database sessions that hold back vacuum or locks, oldest first. Shows the start of their queries."""
     query = request.query()
     async with request.mq.connection() as conn:
         rows = await system.list_sessions(conn, timedelta(seconds=query["age"]), limit=query["limit"])
-    return answer(Sessions(rows))
+    return respond(Sessions(rows))
 
 
 class Segments(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -151,11 +152,11 @@ class Segments(msgspec.Struct, frozen=True, omit_defaults=True):
             Param(name="after", words="`next` of the previous page."),
             _MOST,
         ),
-        answers={200: Segments},
+        responses={200: Segments},
         problems=(404,),
     ),
 )
-async def list_segments(request: Call) -> Answer:
+async def list_segments(request: Request) -> Response:
     """List the segments of logs with their size."""
     query: dict[str, Any] = request.query()
     after = None
@@ -176,19 +177,19 @@ async def list_segments(request: Call) -> Answer:
             conn, topic=query["topic"], queue=query["queue"], after=after, limit=query["limit"]
         )
     last = rows[-1] if len(rows) == query["limit"] else None
-    return answer(Segments(rows, None if last is None else f"{last.log}.{last.segment}"))
+    return respond(Segments(rows, None if last is None else f"{last.log}.{last.segment}"))
 
 
 class Sizes(msgspec.Struct, frozen=True):
     data: list[SizeRow]
 
 
-@route("GET", "/sizes", Doc(tag=TAG, scope="read", answers={200: Sizes}))
-async def list_sizes(request: Call) -> Answer:
+@route("GET", "/sizes", Doc(tag=TAG, scope="read", responses={200: Sizes}))
+async def list_sizes(request: Request) -> Response:
     """List the size of each part of the schema: messages, deliveries, history, dead letters and others."""
     request.query()
     async with request.mq.connection() as conn:
-        return answer(Sizes(await system.list_sizes(conn)))
+        return respond(Sizes(await system.list_sizes(conn)))
 
 
 ROUTES = [doctor, list_upkeep, list_alerts, close_alert, list_sessions, list_segments, list_sizes]

@@ -9,8 +9,9 @@ from trunkline.db.calls import pipelines
 from trunkline.db.calls.archive import ArchiveStats
 from trunkline.db.calls.list_records import Progress, SinkVersion
 from trunkline.db.calls.spark import Pipeline
-from trunkline.server.call import Answer, Call, answer
-from trunkline.server.params import LIMIT, OFFSET, Param
+from trunkline.server.query import LIMIT, OFFSET, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, respond
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Page, page
 
@@ -33,15 +34,15 @@ class Pipelines(msgspec.Struct, frozen=True):
             Param(name="state", choices=("running", "done", "failed", "stopped"), words="Only pipelines in this state."),
             Param(name="name", words="Only the pipeline of this name."),
         ),
-        answers={200: Pipelines},
+        responses={200: Pipelines},
     ),
 )
-async def list_pipelines(request: Call) -> Answer:
+async def list_pipelines(request: Request) -> Response:
     """List Spark pipelines and streaming queries with their last report, the newest first."""
     query = request.query()
     async with request.mq.connection() as conn:
         rows = await pipelines.list_pipelines(conn)
-    return answer(
+    return respond(
         Pipelines([row for row in rows if query["state"] in (None, row.state) and query["name"] in (None, row.name)])
     )
 
@@ -59,15 +60,15 @@ class ProgressList(msgspec.Struct, frozen=True, omit_defaults=True):
         tag=TAG,
         scope="read",
         params=(Param(name="name", required=True, words="Name of the pipeline."), _BEFORE, _MOST),
-        answers={200: ProgressList},
+        responses={200: ProgressList},
     ),
 )
-async def list_progress(request: Call) -> Answer:
+async def list_progress(request: Request) -> Response:
     """List the reports of a pipeline, newest first: rows, rate, lag, and details such as durations."""
     query = request.query()
     async with request.mq.connection() as conn:
         rows = await pipelines.list_progress(conn, query["name"], before=query["after"], limit=query["limit"])
-    return answer(ProgressList(rows, rows[-1].report_no if len(rows) == query["limit"] else None))
+    return respond(ProgressList(rows, rows[-1].report_no if len(rows) == query["limit"] else None))
 
 
 class Commits(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -83,51 +84,51 @@ class Commits(msgspec.Struct, frozen=True, omit_defaults=True):
         tag=TAG,
         scope="read",
         params=(Param(name="writer", required=True, words="Name of the Spark writer."), _BEFORE, _MOST),
-        answers={200: Commits},
+        responses={200: Commits},
     ),
 )
-async def list_commits(request: Call) -> Answer:
+async def list_commits(request: Request) -> Response:
     """List the versions that a Spark writer has published, newest first."""
     query = request.query()
     async with request.mq.connection() as conn:
         rows = await pipelines.list_commits(conn, query["writer"], before=query["after"], limit=query["limit"])
-    return answer(Commits(rows, rows[-1].version if len(rows) == query["limit"] else None))
+    return respond(Commits(rows, rows[-1].version if len(rows) == query["limit"] else None))
 
 
 class Archives(msgspec.Struct, frozen=True):
     data: list[ArchiveStats]
 
 
-@route("GET", "/archives", Doc(tag=TAG, scope="read", answers={200: Archives}))
-async def list_archives(request: Call) -> Answer:
+@route("GET", "/archives", Doc(tag=TAG, scope="read", responses={200: Archives}))
+async def list_archives(request: Request) -> Response:
     """List the archives of topics, one row per partition: offsets in the archive and in the log, files, bytes."""
     request.query()
     async with request.mq.connection() as conn:
-        return answer(Archives(await pipelines.archive_stats(conn)))
+        return respond(Archives(await pipelines.archive_stats(conn)))
 
 
 @route(
     "GET",
     "/topics/{topic:str}/archive",
-    Doc(tag=TAG, scope="read", answers={200: Archives}, problems=(404,), object="topic"),
+    Doc(tag=TAG, scope="read", responses={200: Archives}, problems=(404,), object="topic"),
 )
-async def get_archive(request: Call, topic: FromPath[str]) -> Answer:
+async def get_archive(request: Request, topic: FromPath[str]) -> Response:
     """Get the archive of a topic, one row per partition; none without an archive."""
     request.query()
     async with request.mq.connection() as conn:
-        return answer(Archives(await pipelines.archive_stats(conn, topic)))
+        return respond(Archives(await pipelines.archive_stats(conn, topic)))
 
 
 @route(
     "GET",
     "/topics/{topic:str}/archive/files",
-    Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), answers={200: Page}, problems=(404,), object="topic"),
+    Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), responses={200: Page}, problems=(404,), object="topic"),
 )
-async def list_archive_files(request: Call, topic: FromPath[str]) -> Answer:
+async def list_archive_files(request: Request, topic: FromPath[str]) -> Response:
     """List the files of a topic's archive by partition and offset, 100 per page by default."""
     query = request.query()
     async with request.mq.connection() as conn:
-        return answer(page(await pipelines.list_archive_files(conn, topic), query))
+        return respond(page(await pipelines.list_archive_files(conn, topic), query))
 
 
 ROUTES = [list_pipelines, list_progress, list_commits, list_archives, get_archive, list_archive_files]

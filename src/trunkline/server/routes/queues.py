@@ -8,56 +8,24 @@ import msgspec
 from litestar.params import FromPath
 
 from trunkline.errors import AlreadyExists
+from trunkline.resources import NewQueueSettings, QueueSettings
 from trunkline.server import budget
-from trunkline.server.access import IN_BODY
-from trunkline.server.call import Answer, Call, answer, nothing
-from trunkline.server.fields import Count, Span, given, name_fault, refuse, span
-from trunkline.server.params import AFTER, ENSURE, FORCE, LIMIT, NAMES, OFFSET, Param
+from trunkline.server.auth import IN_BODY
+from trunkline.server.bodies import name_fault, refuse
+from trunkline.server.query import AFTER, ENSURE, FORCE, LIMIT, NAMES, OFFSET, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import MessageView, Page, QueueView, message_view, page
-from trunkline.types import QueueStats
+from trunkline.server.views import Page, page, ready_message_view
+from trunkline.types import Queue, QueueStats
+from trunkline.wire import ReadyMessageView, settings_type, to_settings, to_view, view
 
 TAG = "queues"
 
 
-class QueueSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Queue settings. `ttl_seconds` and `history_seconds` of 0 disable them."""
-
-    lease_seconds: Span | None = None
-    ttl_seconds: Span | None = None
-    delivery_delay_seconds: Span | None = None
-    max_attempts: Count | None = None
-    backoff_base_seconds: Span | None = None
-    backoff_factor: float | None = None
-    backoff_cap_seconds: Span | None = None
-    backoff_jitter: float | None = None
-    history_seconds: Span | None = None
-    retention_seconds: Span | None = None
-    max_payload: Count | None = None
-
-    def changes(self) -> dict[str, Any]:
-        return given(
-            lease=span(self.lease_seconds),
-            ttl=span(self.ttl_seconds),
-            delivery_delay=span(self.delivery_delay_seconds),
-            max_attempts=self.max_attempts,
-            backoff_base=span(self.backoff_base_seconds),
-            backoff_factor=self.backoff_factor,
-            backoff_cap=span(self.backoff_cap_seconds),
-            backoff_jitter=self.backoff_jitter,
-            history=span(self.history_seconds),
-            retention=span(self.retention_seconds),
-            max_payload=self.max_payload,
-        )
-
-
-class NewQueue(QueueSettings, kw_only=True, forbid_unknown_fields=True):
-    """A queue to create. Every setting has a default; the last three cannot be changed later."""
-
-    name: str | None = None
-    ordered: bool | None = None
-    partitions: Count | None = None
-    priorities: Count | None = None
+QueueView = view(Queue)
+ChangedQueue = settings_type(QueueSettings, "QueueSettings")
+NewQueue = settings_type(NewQueueSettings, "NewQueue", named=True)
 
 
 @route(
@@ -69,25 +37,24 @@ class NewQueue(QueueSettings, kw_only=True, forbid_unknown_fields=True):
         params=(ENSURE,),
         body=NewQueue,
         object=IN_BODY,
-        answers={201: QueueView, 200: QueueView},
+        responses={201: QueueView, 200: QueueView},
         problems=(400, 409),
         audit=True,
     ),
 )
-async def create_queue(request: Call) -> Answer:
+async def create_queue(request: Request) -> Response:
     """Create a queue. With `ensure`, update the given settings if it exists."""
     ensure = request.query()["ensure"]
-    body = await request.read(NewQueue)
+    body: Any = await request.read(NewQueue)
     refuse(name=name_fault(body.name))
-    assert body.name is not None  # noqa: S101
     await request.allow(body.name)
-    settings = body.changes() | given(ordered=body.ordered, partitions=body.partitions, priorities=body.priorities)
+    settings = to_settings(NewQueueSettings, body)
     try:
-        return answer(QueueView.of(await request.mq.queues.create(body.name, **settings)), 201)
+        return respond(to_view(await request.mq.queues.create(body.name, **settings)), 201)
     except AlreadyExists:
         if not ensure:
             raise
-    return answer(QueueView.of(await request.mq.queues.ensure(body.name, **settings)))
+    return respond(to_view(await request.mq.queues.ensure(body.name, **settings)))
 
 
 @route(
@@ -96,37 +63,37 @@ async def create_queue(request: Call) -> Answer:
     Doc(
         tag=TAG,
         scope="admin",
-        body=QueueSettings,
-        answers={200: QueueView},
+        body=ChangedQueue,
+        responses={200: QueueView},
         problems=(400, 404, 409),
         object="queue",
         audit=True,
     ),
 )
-async def alter_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def alter_queue(request: Request, queue: FromPath[str]) -> Response:
     """Change the given settings."""
     request.query()
-    body = await request.read(QueueSettings)
-    return answer(QueueView.of(await request.mq.queues.alter(queue, **body.changes())))
+    body = await request.read(ChangedQueue)
+    return respond(to_view(await request.mq.queues.alter(queue, **to_settings(QueueSettings, body))))
 
 
 @route(
     "GET",
     "/queues/{queue:str}",
-    Doc(tag=TAG, scope="read", answers={200: QueueView}, problems=(404,), object="queue"),
+    Doc(tag=TAG, scope="read", responses={200: QueueView}, problems=(404,), object="queue"),
 )
-async def get_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def get_queue(request: Request, queue: FromPath[str]) -> Response:
     """Get one queue."""
     request.query()
-    return answer(QueueView.of(await request.mq.queues.get(queue)))
+    return respond(to_view(await request.mq.queues.get(queue)))
 
 
-@route("GET", "/queues", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT, NAMES), answers={200: Page}))
-async def list_queues(request: Call) -> Answer:
+@route("GET", "/queues", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT, NAMES), responses={200: Page}))
+async def list_queues(request: Request) -> Response:
     """List queues by name, 100 per page by default."""
     query = request.query()
     rows = await request.mq.queues.list(after=query["after"], names=query["name"] or None)
-    return answer(page([QueueView.of(row) for row in rows], query))
+    return respond(page([to_view(row) for row in rows], query))
 
 
 @route(
@@ -136,28 +103,28 @@ async def list_queues(request: Call) -> Answer:
         tag=TAG,
         scope="admin",
         params=(FORCE,),
-        answers={204: None},
+        responses={204: None},
         problems=(404, 409),
         object="queue",
         audit=True,
     ),
 )
-async def delete_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def delete_queue(request: Request, queue: FromPath[str]) -> Response:
     """Delete a queue with its messages and subscriptions. Refused while it has dead letters, unless forced."""
     await request.mq.queues.delete(queue, force=request.query()["force"])
-    request.engine.lines.look(queue)
+    request.service.long_poll.look(queue)
     return nothing()
 
 
 @route(
     "GET",
     "/queues/{queue:str}/stats",
-    Doc(tag=TAG, scope="read", answers={200: QueueStats}, problems=(404,), object="queue", reads=True),
+    Doc(tag=TAG, scope="read", responses={200: QueueStats}, problems=(404,), object="queue", reads=True),
 )
-async def queue_stats(request: Call, queue: FromPath[str]) -> Answer:
+async def queue_stats(request: Request, queue: FromPath[str]) -> Response:
     """Count the messages by state, with the age of the oldest ready one in seconds."""
     request.query()
-    return answer((await request.mq.queues.stats(queue))[0])
+    return respond((await request.mq.queues.stats(queue))[0])
 
 
 class PurgedQueue(msgspec.Struct, frozen=True):
@@ -167,36 +134,36 @@ class PurgedQueue(msgspec.Struct, frozen=True):
 @route(
     "PUT",
     "/queues/{queue:str}/purge",
-    Doc(tag=TAG, scope="admin", answers={200: PurgedQueue}, problems=(404,), object="queue", audit=True),
+    Doc(tag=TAG, scope="admin", responses={200: PurgedQueue}, problems=(404,), object="queue", audit=True),
 )
-async def purge_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def purge_queue(request: Request, queue: FromPath[str]) -> Response:
     """Drop all undelivered messages. Messages that are leased at this moment are kept."""
     request.query()
-    return answer(PurgedQueue(await request.mq.queues.purge(queue)))
+    return respond(PurgedQueue(await request.mq.queues.purge(queue)))
 
 
-class CleanedQueue(msgspec.Struct, frozen=True):
+class TrimmedQueue(msgspec.Struct, frozen=True):
     emptied: int
     """Segments and shared-store partitions."""
 
 
 @route(
     "PUT",
-    "/queues/{queue:str}/cleanup",
-    Doc(tag=TAG, scope="admin", answers={200: CleanedQueue}, problems=(404,), object="queue", audit=True),
+    "/queues/{queue:str}/trim",
+    Doc(tag=TAG, scope="admin", responses={200: TrimmedQueue}, problems=(404,), object="queue", audit=True),
 )
-async def cleanup_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def trim_queue(request: Request, queue: FromPath[str]) -> Response:
     """Remove finished messages now instead of waiting for retention."""
     request.query()
-    return answer(CleanedQueue(await request.mq.queues.cleanup(queue)))
+    return respond(TrimmedQueue(await request.mq.queues.trim(queue)))
 
 
 @route(
     "PUT",
     "/queues/{queue:str}/pause",
-    Doc(tag=TAG, scope="admin", answers={204: None}, problems=(404,), object="queue", audit=True),
+    Doc(tag=TAG, scope="admin", responses={204: None}, problems=(404,), object="queue", audit=True),
 )
-async def pause_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def pause_queue(request: Request, queue: FromPath[str]) -> Response:
     """Pause deliveries until `resume`. Publishing and settling continue."""
     request.query()
     await request.mq.queues.pause(queue)
@@ -206,25 +173,18 @@ async def pause_queue(request: Call, queue: FromPath[str]) -> Answer:
 @route(
     "PUT",
     "/queues/{queue:str}/resume",
-    Doc(tag=TAG, scope="admin", answers={204: None}, problems=(404,), object="queue", audit=True),
+    Doc(tag=TAG, scope="admin", responses={204: None}, problems=(404,), object="queue", audit=True),
 )
-async def resume_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def resume_queue(request: Request, queue: FromPath[str]) -> Response:
     """Resume deliveries."""
     request.query()
     await request.mq.queues.resume(queue)
-    request.engine.lines.look(queue)
+    request.service.long_poll.look(queue)
     return nothing()
 
 
-class WaitingView(MessageView, frozen=True, kw_only=True):
-    topic: str | None
-    attempt: int
-    due_at: Any
-    error: str | None
-
-
-class Waiting(msgspec.Struct, frozen=True):
-    data: list[WaitingView]
+class WaitingPage(msgspec.Struct, frozen=True):
+    data: list[ReadyMessageView]
 
 
 @route(
@@ -234,27 +194,17 @@ class Waiting(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="read",
         params=(Param(name="limit", kind=int, default=10, low=1, high=1000, words="Maximum number of messages."),),
-        answers={200: Waiting},
+        responses={200: WaitingPage},
         problems=(404,),
         object="queue",
         reads=True,
     ),
 )
-async def peek_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def peek_queue(request: Request, queue: FromPath[str]) -> Response:
     """Show the next messages without claiming them or counting an attempt."""
     limit = request.query()["limit"]
-    rows = await budget.peek_queue(request.mq, queue, limit=limit, max_bytes=request.engine.config.max_response_bytes)
-    shown = [
-        WaitingView(
-            **msgspec.structs.asdict(message_view(row)),
-            topic=row.topic,
-            attempt=row.attempt,
-            due_at=row.due_at,
-            error=row.error,
-        )
-        for row in rows
-    ]
-    return answer(Waiting(shown))
+    rows = await budget.peek_queue(request.mq, queue, limit=limit, max_bytes=request.service.config.max_response_bytes)
+    return respond(WaitingPage([ready_message_view(row) for row in rows]))
 
 
 ROUTES = [
@@ -265,7 +215,7 @@ ROUTES = [
     delete_queue,
     queue_stats,
     purge_queue,
-    cleanup_queue,
+    trim_queue,
     pause_queue,
     resume_queue,
     peek_queue,

@@ -13,13 +13,15 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from trunkline.db.calls import schedules as fires
 from trunkline.db.calls.list_records import Fire
 from trunkline.errors import ScheduleNotFound
-from trunkline.server.call import Answer, Call, answer, nothing
-from trunkline.server.fields import name_fault, refuse
-from trunkline.server.params import LIMIT, OFFSET, Param
+from trunkline.server.bodies import name_fault, refuse
 from trunkline.server.problems import invalid
+from trunkline.server.query import LIMIT, OFFSET, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import Page, ScheduleView, page
+from trunkline.server.views import Page, page, schedule_view
 from trunkline.types import Schedule
+from trunkline.wire import ScheduleView
 
 TAG = "schedules"
 
@@ -48,12 +50,12 @@ class NewSchedule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         scope="admin",
         params=(Param(name="ensure", kind=bool, default=False, words="Update the schedule if it exists."),),
         body=NewSchedule,
-        answers={201: ScheduleView},
+        responses={201: ScheduleView},
         problems=(400, 404, 408, 409, 413),
         audit="body",
     ),
 )
-async def create_schedule(request: Call) -> Answer:
+async def create_schedule(request: Request) -> Response:
     """Create a schedule."""
     ensure = request.query()["ensure"]
     body = await request.read(NewSchedule)
@@ -75,35 +77,35 @@ async def create_schedule(request: Call) -> Answer:
         timezone=body.timezone,
         catch_up=body.catch_up,
     )
-    return answer(ScheduleView.of(made), 201)
+    return respond(schedule_view(made), 201)
 
 
-async def _find(call: Call, name: str) -> Schedule:
-    for row in await call.mq.schedules.list():
+async def _find(request: Request, name: str) -> Schedule:
+    for row in await request.mq.schedules.list():
         if row.name == name:
             return row
     raise ScheduleNotFound(f"schedule {name} does not exist", hint="Create it with trunkline.create_schedule.")
 
 
-@route("GET", "/schedules", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), answers={200: Page}))
-async def list_schedules(request: Call) -> Answer:
+@route("GET", "/schedules", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), responses={200: Page}))
+async def list_schedules(request: Request) -> Response:
     """List schedules by name, 100 per page by default."""
     query = request.query()
-    return answer(page([ScheduleView.of(row) for row in await request.mq.schedules.list()], query))
+    return respond(page([schedule_view(row) for row in await request.mq.schedules.list()], query))
 
 
-@route("GET", "/schedules/{schedule:str}", Doc(tag=TAG, scope="read", answers={200: ScheduleView}, problems=(404,)))
-async def get_schedule(request: Call, schedule: FromPath[str]) -> Answer:
+@route("GET", "/schedules/{schedule:str}", Doc(tag=TAG, scope="read", responses={200: ScheduleView}, problems=(404,)))
+async def get_schedule(request: Request, schedule: FromPath[str]) -> Response:
     """Get one schedule."""
     request.query()
-    return answer(ScheduleView.of(await _find(request, schedule)))
+    return respond(schedule_view(await _find(request, schedule)))
 
 
-_CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "answers": {204: None}, "problems": (404,), "audit": True}
+_CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "responses": {204: None}, "problems": (404,), "audit": True}
 
 
 @route("DELETE", "/schedules/{schedule:str}", Doc(**_CHANGE))
-async def delete_schedule(request: Call, schedule: FromPath[str]) -> Answer:
+async def delete_schedule(request: Request, schedule: FromPath[str]) -> Response:
     """Delete a schedule."""
     request.query()
     await request.mq.schedules.delete(schedule)
@@ -111,7 +113,7 @@ async def delete_schedule(request: Call, schedule: FromPath[str]) -> Answer:
 
 
 @route("PUT", "/schedules/{schedule:str}/pause", Doc(**_CHANGE))
-async def pause_schedule(request: Call, schedule: FromPath[str]) -> Answer:
+async def pause_schedule(request: Request, schedule: FromPath[str]) -> Response:
     """Pause the schedule until `resume`."""
     request.query()
     await request.mq.schedules.pause(schedule)
@@ -119,7 +121,7 @@ async def pause_schedule(request: Call, schedule: FromPath[str]) -> Answer:
 
 
 @route("PUT", "/schedules/{schedule:str}/resume", Doc(**_CHANGE))
-async def resume_schedule(request: Call, schedule: FromPath[str]) -> Answer:
+async def resume_schedule(request: Request, schedule: FromPath[str]) -> Response:
     """Resume the schedule."""
     request.query()
     await request.mq.schedules.resume(schedule)
@@ -133,12 +135,12 @@ class Fired(msgspec.Struct, frozen=True):
 @route(
     "POST",
     "/schedules/{schedule:str}/run",
-    Doc(tag=TAG, scope="admin", answers={200: Fired}, problems=(404,), audit=True),
+    Doc(tag=TAG, scope="admin", responses={200: Fired}, problems=(404,), audit=True),
 )
-async def run_schedule(request: Call, schedule: FromPath[str]) -> Answer:
+async def run_schedule(request: Request, schedule: FromPath[str]) -> Response:
     """Fire the schedule now. Returns the message id."""
     request.query()
-    return answer(Fired(await request.mq.schedules.run(schedule)))
+    return respond(Fired(await request.mq.schedules.run(schedule)))
 
 
 class Fires(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -157,16 +159,16 @@ class Fires(msgspec.Struct, frozen=True, omit_defaults=True):
             Param(name="after", kind=int, low=0, words="`next` of the previous page."),
             Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of rows."),
         ),
-        answers={200: Fires},
+        responses={200: Fires},
         problems=(404,),
     ),
 )
-async def list_fires(request: Call, schedule: FromPath[str]) -> Answer:
+async def list_fires(request: Request, schedule: FromPath[str]) -> Response:
     """List what happened at the schedule's times, newest first: on time, late, caught up, skipped, manual or failed."""
     query = request.query()
     async with request.mq.connection() as conn:
         rows = await fires.list_fires(conn, schedule, before=query["after"], limit=query["limit"])
-    return answer(Fires(rows, rows[-1].fire_no if len(rows) == query["limit"] else None))
+    return respond(Fires(rows, rows[-1].fire_no if len(rows) == query["limit"] else None))
 
 
 class Runs(msgspec.Struct, frozen=True):
@@ -185,10 +187,10 @@ class Runs(msgspec.Struct, frozen=True):
             Param(name="limit", kind=int, default=5, low=1, high=100, words="Number of times."),
             Param(name="after", kind=datetime, words="Only times after this one; now by default."),
         ),
-        answers={200: Runs},
+        responses={200: Runs},
     ),
 )
-async def next_runs(request: Call) -> Answer:
+async def next_runs(request: Request) -> Response:
     """Return the next times of a cron expression."""
     query = request.query()
     if len(query["cron"]) > 200:
@@ -196,7 +198,7 @@ async def next_runs(request: Call) -> Answer:
     runs = await request.mq.schedules.next_runs(
         query["cron"], timezone=query["timezone"], limit=query["limit"], after=query["after"]
     )
-    return answer(Runs(runs))
+    return respond(Runs(runs))
 
 
 ROUTES = [

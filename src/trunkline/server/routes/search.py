@@ -11,20 +11,22 @@ from msgspec import Meta
 
 from trunkline.client.queues import Queues
 from trunkline.client.topics import Topics
+from trunkline.server.bodies import Offset
 from trunkline.server.budget import fitting
-from trunkline.server.call import Answer, Call, answer
-from trunkline.server.fields import Offset
 from trunkline.server.limits import Limits, limited
-from trunkline.server.params import PARTITION, Param
+from trunkline.server.query import PARTITION, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, respond
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import MessageView, message_view
+from trunkline.server.views import message_view
 from trunkline.types import SearchRange, Selection
+from trunkline.wire import MessageView
 
 TAG = "search"
 _GRACE_SECONDS = 5.0
 """Time of the statement beyond the budget of a search, which is only checked between pages of messages."""
 Text = Annotated[str, Meta(max_length=10_000)]
-Place = Annotated[str, Meta(min_length=1, max_length=100)]
+Position = Annotated[str, Meta(min_length=1, max_length=100)]
 Partitions = Annotated[list[Annotated[int, Meta(ge=0, le=63)]], Meta(min_length=1, max_length=64)]
 
 
@@ -51,9 +53,9 @@ class SearchRangeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     selection: SelectionBody = SelectionBody()
     partitions: Partitions | None = None
     """Default: all, or with a key the one that has it."""
-    start: Place = "earliest"
+    start: Position = "earliest"
     """earliest, latest, an offset or a time."""
-    end: Place = "latest"
+    end: Position = "latest"
     """As `start`. Inclusive if it is an offset."""
 
 
@@ -89,20 +91,20 @@ def _selection(body: SelectionBody) -> Selection:
     return found
 
 
-def _noun(request: Call, kind: Literal["topic", "queue"]) -> Topics | Queues:
+def _noun(request: Request, kind: Literal["topic", "queue"]) -> Topics | Queues:
     return request.mq.topics if kind == "topic" else request.mq.queues
 
 
-async def _estimate(request: Call, kind: Literal["topic", "queue"], name: str) -> Answer:
+async def _estimate(request: Request, kind: Literal["topic", "queue"], name: str) -> Response:
     request.query()
     body = await request.read(SearchRangeBody, optional=True)
     ranges = await _noun(request, kind).estimate_search(
         name, _selection(body.selection), partitions=body.partitions, start=body.start, end=body.end
     )
-    return answer(Estimate(ranges))
+    return respond(Estimate(ranges))
 
 
-async def _search(request: Call, kind: Literal["topic", "queue"], name: str) -> Answer:
+async def _search(request: Request, kind: Literal["topic", "queue"], name: str) -> Response:
     request.query()
     body = await request.read(SearchBody, optional=True)
     # offsets are assigned before: the search is a transaction
@@ -124,7 +126,7 @@ async def _search(request: Call, kind: Literal["topic", "queue"], name: str) -> 
             after=body.after,
         )
     matches = [message_view(row) for row in found.matches]
-    return answer(Found(matches, found.scanned, found.matched, found.stopped, found.next, found.seconds))
+    return respond(Found(matches, found.scanned, found.matched, found.stopped, found.next, found.seconds))
 
 
 _ESTIMATE: dict[str, Any] = {
@@ -132,7 +134,7 @@ _ESTIMATE: dict[str, Any] = {
     "scope": "read",
     "body": SearchRangeBody,
     "optional_body": True,
-    "answers": {200: Estimate},
+    "responses": {200: Estimate},
     "problems": (400, 404, 408, 413),
     "reads": True,
 }
@@ -141,32 +143,32 @@ _SEARCH: dict[str, Any] = {
     "scope": "consume",
     "body": SearchBody,
     "optional_body": True,
-    "answers": {200: Found},
+    "responses": {200: Found},
     "problems": (400, 404, 408, 413),
     "reads": True,
 }
 
 
 @route("POST", "/topics/{topic:str}/search/estimate", Doc(**_ESTIMATE, object="topic"))
-async def estimate_topic(request: Call, topic: FromPath[str]) -> Answer:
+async def estimate_topic(request: Request, topic: FromPath[str]) -> Response:
     """Estimate a search: which offsets it would read at most, and about how many bytes."""
     return await _estimate(request, "topic", topic)
 
 
 @route("POST", "/topics/{topic:str}/search", Doc(**_SEARCH, object="topic"))
-async def search_topic(request: Call, topic: FromPath[str]) -> Answer:
+async def search_topic(request: Request, topic: FromPath[str]) -> Response:
     """Search messages of a topic, consumed or not. Has no effect on any reader."""
     return await _search(request, "topic", topic)
 
 
 @route("POST", "/queues/{queue:str}/search/estimate", Doc(**_ESTIMATE, object="queue"))
-async def estimate_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def estimate_queue(request: Request, queue: FromPath[str]) -> Response:
     """Estimate a search: which offsets it would read at most, and about how many bytes."""
     return await _estimate(request, "queue", queue)
 
 
 @route("POST", "/queues/{queue:str}/search", Doc(**_SEARCH, object="queue"))
-async def search_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def search_queue(request: Request, queue: FromPath[str]) -> Response:
     """Search messages that were sent to a queue directly, consumed or not."""
     return await _search(request, "queue", queue)
 
@@ -188,19 +190,19 @@ class LogPage(msgspec.Struct, frozen=True):
             Param(name="start", kind=int, default=1, low=1, words="First offset to return."),
             Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of messages."),
         ),
-        answers={200: LogPage},
+        responses={200: LogPage},
         problems=(404, 416),
         object="queue",
         reads=True,
     ),
 )
-async def read_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def read_queue(request: Request, queue: FromPath[str]) -> Response:
     """Read messages that were sent to a queue directly, from an offset, consumed or not. Claims nothing."""
     query = request.query()
     rows = await request.mq.queues.read(queue, query["partition"], start=query["start"], limit=query["limit"])
-    rows = rows[: fitting(rows, request.engine.config.max_response_bytes)]
+    rows = rows[: fitting(rows, request.service.config.max_response_bytes)]
     shown = [message_view(row) for row in rows]
-    return answer(LogPage(shown, shown[-1].offset + 1 if shown else query["start"]))
+    return respond(LogPage(shown, shown[-1].offset + 1 if shown else query["start"]))
 
 
 ROUTES = [estimate_topic, search_topic, estimate_queue, search_queue, read_queue]

@@ -11,10 +11,11 @@ from msgspec import Meta
 
 from trunkline.db.calls import tokens
 from trunkline.db.calls.tokens import AuditEntry, Token
-from trunkline.server.call import Answer, Call, answer, nothing
-from trunkline.server.fields import name_fault, refuse
-from trunkline.server.params import LIMIT, OFFSET, Param
+from trunkline.server.bodies import name_fault, refuse
 from trunkline.server.problems import invalid
+from trunkline.server.query import LIMIT, OFFSET, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Page, page
 
@@ -48,12 +49,12 @@ class TokenView(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-@route("GET", "/tokens", Doc(tag=TAG, scope="admin", params=(OFFSET, LIMIT), answers={200: Page}))
-async def list_tokens(request: Call) -> Answer:
+@route("GET", "/tokens", Doc(tag=TAG, scope="admin", params=(OFFSET, LIMIT), responses={200: Page}))
+async def list_tokens(request: Request) -> Response:
     """List tokens by name, without their secrets."""
     query = request.query()
     async with request.mq.connection() as conn:
-        return answer(page([TokenView.of(row) for row in await tokens.list_tokens(conn)], query))
+        return respond(page([TokenView.of(row) for row in await tokens.list_tokens(conn)], query))
 
 
 class NewToken(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -73,9 +74,9 @@ class MadeToken(msgspec.Struct, frozen=True):
 @route(
     "POST",
     "/tokens",
-    Doc(tag=TAG, scope="admin", body=NewToken, answers={201: MadeToken}, problems=(400, 408, 409, 413), audit="body"),
+    Doc(tag=TAG, scope="admin", body=NewToken, responses={201: MadeToken}, problems=(400, 408, 409, 413), audit="body"),
 )
-async def create_token(request: Call) -> Answer:
+async def create_token(request: Request) -> Response:
     """Create a token. Returns it once."""
     request.query()
     body = await request.read(NewToken)
@@ -85,7 +86,7 @@ async def create_token(request: Call) -> Answer:
     async with request.writing() as conn:
         expires = None if body.expires_seconds is None else await tokens.now(conn) + timedelta(seconds=body.expires_seconds)
         text, token = await tokens.create_token(conn, body.name, body.scopes, expires_at=expires, made_by=request.caller)
-    return answer(MadeToken(token.name, text), 201)
+    return respond(MadeToken(token.name, text), 201)
 
 
 class Rotation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -102,22 +103,22 @@ class Rotation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         scope="admin",
         body=Rotation,
         optional_body=True,
-        answers={200: MadeToken},
+        responses={200: MadeToken},
         problems=(400, 404, 408, 413),
         audit=True,
     ),
 )
-async def rotate_token(request: Call, token: FromPath[str]) -> Answer:
+async def rotate_token(request: Request, token: FromPath[str]) -> Response:
     """Replace the secret of a token. Returns the new one once."""
     request.query()
     body = await request.read(Rotation, optional=True)
     async with request.writing() as conn:
         text, row = await tokens.rotate_token(conn, token, grace=timedelta(seconds=body.grace_seconds))
-    return answer(MadeToken(row.name, text))
+    return respond(MadeToken(row.name, text))
 
 
-@route("DELETE", "/tokens/{token:str}", Doc(tag=TAG, scope="admin", answers={204: None}, problems=(404,), audit=True))
-async def revoke_token(request: Call, token: FromPath[str]) -> Answer:
+@route("DELETE", "/tokens/{token:str}", Doc(tag=TAG, scope="admin", responses={204: None}, problems=(404,), audit=True))
+async def revoke_token(request: Request, token: FromPath[str]) -> Response:
     """Revoke a token. Servers reject it within seconds."""
     request.query()
     async with request.writing() as conn:
@@ -146,10 +147,10 @@ class AuditLog(msgspec.Struct, frozen=True, omit_defaults=True):
             Param(name="after", kind=int, low=0, words="`next` of the previous page."),
             Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of entries."),
         ),
-        answers={200: AuditLog},
+        responses={200: AuditLog},
     ),
 )
-async def list_audit(request: Call) -> Answer:
+async def list_audit(request: Request) -> Response:
     """List entries of the audit log, newest first."""
     query = request.query()
     if query["start"] is not None and query["end"] is not None and query["start"] > query["end"]:
@@ -165,7 +166,7 @@ async def list_audit(request: Call) -> Answer:
             before=query["after"],
             limit=query["limit"],
         )
-    return answer(AuditLog(rows, rows[-1].audit_id if len(rows) == query["limit"] else None))
+    return respond(AuditLog(rows, rows[-1].audit_id if len(rows) == query["limit"] else None))
 
 
 class Verified(msgspec.Struct, frozen=True):
@@ -174,13 +175,13 @@ class Verified(msgspec.Struct, frozen=True):
     """Number of the first entry that was changed or removed."""
 
 
-@route("GET", "/audit/verification", Doc(tag=TAG, scope="admin", answers={200: Verified}))
-async def verify_audit(request: Call) -> Answer:
+@route("GET", "/audit/verification", Doc(tag=TAG, scope="admin", responses={200: Verified}))
+async def verify_audit(request: Request) -> Response:
     """Check the chain of hashes of the audit log. Reads all of it."""
     request.query()
     async with request.mq.connection() as conn:
         first = await tokens.verify_audit(conn)
-    return answer(Verified(first is None, first))
+    return respond(Verified(first is None, first))
 
 
 ROUTES = [list_tokens, create_token, rotate_token, revoke_token, list_audit, verify_audit]

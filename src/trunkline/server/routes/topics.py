@@ -9,41 +9,24 @@ from litestar.params import FromPath
 
 from trunkline.db import calls
 from trunkline.errors import AlreadyExists
-from trunkline.server.access import IN_BODY
-from trunkline.server.call import Answer, Call, answer, nothing
-from trunkline.server.fields import Count, Span, given, name_fault, refuse, span
-from trunkline.server.params import AFTER, ENSURE, FORCE, LIMIT, NAMES, OFFSET, PARTITION, Param
+from trunkline.resources import TopicSettings
+from trunkline.server.auth import IN_BODY
+from trunkline.server.bodies import name_fault, refuse
 from trunkline.server.problems import invalid
+from trunkline.server.query import AFTER, ENSURE, FORCE, LIMIT, NAMES, OFFSET, PARTITION, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import Page, TopicView, page
-from trunkline.types import TopicStats
+from trunkline.server.views import Page, page
+from trunkline.types import Topic, TopicStats
+from trunkline.wire import settings_type, to_settings, to_view, view
 
 TAG = "topics"
 
 
-class TopicSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Topic settings. Partitions can be added but not removed."""
-
-    partitions: Count | None = None
-    retention_seconds: Span | None = None
-    retention_bytes: Count | None = None
-    hard_retention_seconds: Span | None = None
-    max_payload: Count | None = None
-
-    def changes(self) -> dict[str, Any]:
-        return given(
-            partitions=self.partitions,
-            retention=span(self.retention_seconds),
-            retention_bytes=self.retention_bytes,
-            hard_retention=span(self.hard_retention_seconds),
-            max_payload=self.max_payload,
-        )
-
-
-class NewTopic(TopicSettings, kw_only=True, forbid_unknown_fields=True):
-    """A topic to create."""
-
-    name: str | None = None
+TopicView = view(Topic)
+ChangedTopic = settings_type(TopicSettings, "TopicSettings")
+NewTopic = settings_type(TopicSettings, "NewTopic", named=True)
 
 
 @route(
@@ -55,24 +38,24 @@ class NewTopic(TopicSettings, kw_only=True, forbid_unknown_fields=True):
         params=(ENSURE,),
         body=NewTopic,
         object=IN_BODY,
-        answers={201: TopicView, 200: TopicView},
+        responses={201: TopicView, 200: TopicView},
         problems=(400, 409),
         audit=True,
     ),
 )
-async def create_topic(request: Call) -> Answer:
+async def create_topic(request: Request) -> Response:
     """Create a topic. With `ensure`, update the given settings if it exists."""
     ensure = request.query()["ensure"]
-    body = await request.read(NewTopic)
+    body: Any = await request.read(NewTopic)
     refuse(name=name_fault(body.name))
-    assert body.name is not None  # noqa: S101
     await request.allow(body.name)
+    settings = to_settings(TopicSettings, body)
     try:
-        return answer(TopicView.of(await request.mq.topics.create(body.name, **body.changes())), 201)
+        return respond(to_view(await request.mq.topics.create(body.name, **settings)), 201)
     except AlreadyExists:
         if not ensure:
             raise
-    return answer(TopicView.of(await request.mq.topics.ensure(body.name, **body.changes())))
+    return respond(to_view(await request.mq.topics.ensure(body.name, **settings)))
 
 
 @route(
@@ -81,37 +64,37 @@ async def create_topic(request: Call) -> Answer:
     Doc(
         tag=TAG,
         scope="admin",
-        body=TopicSettings,
-        answers={200: TopicView},
+        body=ChangedTopic,
+        responses={200: TopicView},
         problems=(400, 404, 409),
         object="topic",
         audit=True,
     ),
 )
-async def alter_topic(request: Call, topic: FromPath[str]) -> Answer:
+async def alter_topic(request: Request, topic: FromPath[str]) -> Response:
     """Change the given settings."""
     request.query()
-    body = await request.read(TopicSettings)
-    return answer(TopicView.of(await request.mq.topics.alter(topic, **body.changes())))
+    body = await request.read(ChangedTopic)
+    return respond(to_view(await request.mq.topics.alter(topic, **to_settings(TopicSettings, body))))
 
 
 @route(
     "GET",
     "/topics/{topic:str}",
-    Doc(tag=TAG, scope="read", answers={200: TopicView}, problems=(404,), object="topic"),
+    Doc(tag=TAG, scope="read", responses={200: TopicView}, problems=(404,), object="topic"),
 )
-async def get_topic(request: Call, topic: FromPath[str]) -> Answer:
+async def get_topic(request: Request, topic: FromPath[str]) -> Response:
     """Get one topic."""
     request.query()
-    return answer(TopicView.of(await request.mq.topics.get(topic)))
+    return respond(to_view(await request.mq.topics.get(topic)))
 
 
-@route("GET", "/topics", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT, NAMES), answers={200: Page}))
-async def list_topics(request: Call) -> Answer:
+@route("GET", "/topics", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT, NAMES), responses={200: Page}))
+async def list_topics(request: Request) -> Response:
     """List topics by name, 100 per page by default."""
     query = request.query()
     rows = await request.mq.topics.list(after=query["after"], names=query["name"] or None)
-    return answer(page([TopicView.of(row) for row in rows], query))
+    return respond(page([to_view(row) for row in rows], query))
 
 
 @route(
@@ -121,13 +104,13 @@ async def list_topics(request: Call) -> Answer:
         tag=TAG,
         scope="admin",
         params=(FORCE,),
-        answers={204: None},
+        responses={204: None},
         problems=(404, 409),
         object="topic",
         audit=True,
     ),
 )
-async def delete_topic(request: Call, topic: FromPath[str]) -> Answer:
+async def delete_topic(request: Request, topic: FromPath[str]) -> Response:
     """Delete a topic with its messages. Refused while it has readers or schedules, unless forced."""
     await request.mq.topics.delete(topic, force=request.query()["force"])
     return nothing()
@@ -140,12 +123,12 @@ class TopicStatsView(msgspec.Struct, frozen=True):
 @route(
     "GET",
     "/topics/{topic:str}/stats",
-    Doc(tag=TAG, scope="read", answers={200: TopicStatsView}, problems=(404,), object="topic", reads=True),
+    Doc(tag=TAG, scope="read", responses={200: TopicStatsView}, problems=(404,), object="topic", reads=True),
 )
-async def topic_stats(request: Call, topic: FromPath[str]) -> Answer:
+async def topic_stats(request: Request, topic: FromPath[str]) -> Response:
     """Get earliest offset, head, bytes and rate per partition."""
     request.query()
-    return answer(TopicStatsView(await request.mq.topics.stats(topic)))
+    return respond(TopicStatsView(await request.mq.topics.stats(topic)))
 
 
 class OffsetView(msgspec.Struct, frozen=True):
@@ -160,20 +143,20 @@ class OffsetView(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="read",
         params=(PARTITION, Param(name="at", words="earliest, latest, or a time with a zone.", default="latest")),
-        answers={200: OffsetView},
+        responses={200: OffsetView},
         problems=(404, 416),
         object="topic",
         reads=True,
     ),
 )
-async def offset_at(request: Call, topic: FromPath[str]) -> Answer:
+async def offset_at(request: Request, topic: FromPath[str]) -> Response:
     """Find an offset: the first message at or after a time, or head + 1."""
     query = request.query()
     async with request.mq.session.reading(topic=topic) as conn:
         if query["partition"] >= (await calls.get_topic(conn, topic)).partitions:
             raise invalid(f"topic {topic} has no partition {query['partition']}")
         offset = await calls.offset_of(conn, topic, query["partition"], query["at"])
-    return answer(OffsetView(query["partition"], offset))
+    return respond(OffsetView(query["partition"], offset))
 
 
 ROUTES = [create_topic, alter_topic, get_topic, list_topics, delete_topic, topic_stats, offset_at]

@@ -83,19 +83,19 @@ async function send(method, path, inputs, body, result) {
   const address = query.size ? `${target}?${query}` : target;
   result.textContent = `${method} ${address}\n`;
   try {
-    const answer = await fetch(root + address, { method, headers, body: body ? body.value : undefined });
-    result.textContent += `${answer.status} ${answer.statusText}\n`;
-    const id = answer.headers.get("message-id");
+    const response = await fetch(root + address, { method, headers, body: body ? body.value : undefined });
+    result.textContent += `${response.status} ${response.statusText}\n`;
+    const id = response.headers.get("message-id");
     if (id) result.textContent += `message-id: ${id}\n`;
-    const reader = answer.body ? answer.body.pipeThrough(new TextDecoderStream()).getReader() : null;
+    const reader = response.body ? response.body.pipeThrough(new TextDecoderStream()).getReader() : null;
     let text = "";
     while (reader) {
       const { done, value } = await reader.read();
       if (done) break;
       text += value;
-      if ((answer.headers.get("content-type") || "").includes("event-stream")) result.textContent += value;
+      if ((response.headers.get("content-type") || "").includes("event-stream")) result.textContent += value;
     }
-    if (!(answer.headers.get("content-type") || "").includes("event-stream")) {
+    if (!(response.headers.get("content-type") || "").includes("event-stream")) {
       try { text = JSON.stringify(JSON.parse(text), null, 2); } catch { /* not JSON: show unchanged */ }
       result.textContent += `\n${text}`;
     }
@@ -153,4 +153,4 @@ function show(spec) {
   });
 }
 
-fetch(`${root}/openapi.json`).then((answer) => answer.json()).then(show);
+fetch(`${root}/openapi.json`).then((response) => response.json()).then(show);

@@ -50,32 +50,32 @@ def _offset(
     conn: psycopg.Connection[tuple[object, ...]],
     topic: str,
     partition: int,
-    place: Position,
+    position: Position,
     pieces: list[archive.ArchiveFile],
     base: int,
     head: int,
 ) -> int:
     lowest = min([base, *(piece.first_offset for piece in pieces)])
-    match place:
+    match position:
         case "earliest":
             return lowest
         case "latest":
             return head
         case datetime():
             for piece in pieces:
-                if piece.first_offset < base and piece.max_created_at >= place:
-                    return piece.first_offset if piece.min_created_at >= place else _inside(piece, place)
-            return calls.offset_at(conn, topic, partition, place)
+                if piece.first_offset < base and piece.max_created_at >= position:
+                    return piece.first_offset if piece.min_created_at >= position else _inside(piece, position)
+            return calls.offset_at(conn, topic, partition, position)
         case int():
-            if place < lowest:
+            if position < lowest:
                 raise OffsetOutOfRange(
-                    f"offset {place} of partition {partition} of topic {topic!r} is below the earliest available offset,"
+                    f"offset {position} of partition {partition} of topic {topic!r} is below the earliest available offset,"
                     f" {lowest}",
                     hint=f"Start at {lowest}.",
                 )
             # Partitions differ in length.
-            return min(place, head)
-    raise InvalidArgument(f"position must be earliest, latest, an offset or a time, got {place!r}")
+            return min(position, head)
+    raise InvalidArgument(f"position must be earliest, latest, an offset or a time, got {position!r}")
 
 
 def _inside(piece: archive.ArchiveFile, at: datetime) -> int:

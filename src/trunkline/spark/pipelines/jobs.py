@@ -58,7 +58,7 @@ _ATTEMPTS = 3
 _MOST = 1000
 
 
-class Stopped(BaseException):
+class PipelineStopped(BaseException):
     """Raised to end a pipeline at its next step. Not an error."""
 
 
@@ -123,6 +123,8 @@ class Running:
     def _value(self, setting: str, value: Any) -> Any:
         """Convert settings that JSON cannot represent: durations, times, and paths within their folders."""
         if not isinstance(value, str):
+            if value is not None and setting in (*_FILES, *_OUTPUTS, *_DURATIONS):
+                raise InvalidArgument(f"{setting} must be a text, got {value!r}")
             return value
         if setting in _FILES:
             return self._file(setting, value)
@@ -180,7 +182,7 @@ class Running:
     def _run(self, call: Callable[..., Any], tag: str, stop: threading.Event) -> Any:
         def on_progress(*_: object) -> None:
             if stop.is_set():
-                raise Stopped
+                raise PipelineStopped
 
         context = self._session().sparkContext
         on_progress()

@@ -51,16 +51,6 @@ _RUNS = pa.schema(
         *((name, pa.timestamp("us", "UTC")) for name in ("published_first", "published_last")),
     ]
 )
-# Values that differ between occurrences of an error, in masking order.
-_MASKS = (
-    (r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}", "<id>"),
-    (r"[\w.+-]+@[\w-]+(\.[\w-]+)+", "<address>"),
-    (r"\b(\d{1,3}\.){3}\d{1,3}\b", "<ip>"),
-    (r"\b\d{4}-\d\d-\d\d([T ][\d:.]+)?(Z|[+-]\d\d:?\d\d)?", "<time>"),
-    (r"\b0x[0-9a-fA-F]+\b", "<hex>"),
-    (r"\b[0-9a-fA-F]*\d[0-9a-fA-F]{7,}\b", "<hex>"),
-    (r"\d+(\.\d+)?", "<n>"),
-)
 
 
 class ReportSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -359,14 +349,11 @@ def _dead_letters(run: Run, dead: Rows) -> Rows:
 
     if not dead:
         return []
-    masked = f.coalesce(f.col("error"), f.col("reason"))
-    for pattern, word in _MASKS:
-        masked = f.regexp_replace(masked, pattern, word)
     frame = run.spark.createDataFrame(
-        [(row["queue"], row["error"], row["reason"], row["dead_at"]) for row in dead],
-        "queue string, error string, reason string, dead_at timestamp",
+        [(row["queue"], row["error"], row["masked"], row["dead_at"]) for row in dead],
+        "queue string, error string, fingerprint string, dead_at timestamp",
     )
-    grouped = frame.groupBy("queue", f.substring(masked, 1, 300).alias("fingerprint")).agg(
+    grouped = frame.groupBy("queue", "fingerprint").agg(
         f.count("*").alias("messages"),
         f.min("dead_at").alias("first_at"),
         f.max("dead_at").alias("last_at"),

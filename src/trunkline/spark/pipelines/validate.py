@@ -96,6 +96,14 @@ def check_schema(schema: dict[str, Any]) -> None:
         raise InvalidArgument(f"the JSON Schema is not valid: {exc.message}", hint="See https://json-schema.org") from exc
 
 
+def _validator(schema: dict[str, Any]) -> Any:
+    """Return a validator that resolves references within the schema and to the standard ones, and downloads none."""
+    from jsonschema import validators
+    from jsonschema_specifications import REGISTRY
+
+    return validators.validator_for(schema)(schema, registry=REGISTRY)
+
+
 def _publish(run: Run, topic: str, spans: positions.Spans, schema: dict[str, Any], target: Target, id: str | None) -> int:
     name = f"validate:{topic}:{target.name}:{id or positions.digest(spans)}"
     requested = Plan(
@@ -123,9 +131,7 @@ def _judged(frame: DataFrame, schema: dict[str, Any]) -> DataFrame:
     from pyspark.sql.types import StringType, StructField, StructType
 
     def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from jsonschema import validators
-
-        validator = validators.validator_for(schema)(schema)
+        validator = _validator(schema)
         for batch in batches:
             reasons = [_reason(validator, payload) for payload in batch.column("value").to_pylist()]
             yield batch.append_column("reason", pa.array(reasons, pa.string()))
@@ -134,13 +140,23 @@ def _judged(frame: DataFrame, schema: dict[str, Any]) -> DataFrame:
 
 
 def _reason(validator: Any, payload: bytes) -> str | None:
+    from referencing.exceptions import Unresolvable
+
     try:
         value = json.loads(payload)
     except json.JSONDecodeError as exc:
         return f"not JSON: {exc.msg}"  # Without the position, so that equal reasons are counted together.
     except (ValueError, RecursionError) as exc:
         return f"not JSON: {type(exc).__name__}"
-    error = next(validator.iter_errors(value), None)
+    try:
+        error = next(validator.iter_errors(value), None)
+    except Unresolvable as exc:
+        raise InvalidArgument(
+            f"the JSON Schema refers to {exc.ref!r}, which is not part of it",
+            hint="Put it below $defs: schemas are not downloaded.",
+        ) from None
+    except RecursionError:
+        return "nested too deeply for the JSON Schema"
     if error is None:
         return None
     # The rule and the path, without the value.

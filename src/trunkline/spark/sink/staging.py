@@ -267,7 +267,7 @@ def _check_headers(chunk: pa.RecordBatch, first: int, cause: InvalidArgument) ->
     for row, text in enumerate(texts):
         try:
             valid = text is None or isinstance(msgspec.json.decode(text), dict)
-        except (msgspec.DecodeError, UnicodeError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             valid = False
         if not valid:
             excerpt = text if len(text) <= 60 else f"{text[:60]}..."

@@ -27,9 +27,11 @@ from trunkline.spark.source.log_reader import resolved
 from trunkline.spark.source.ranges import Head, OffsetRange, tasks
 from trunkline.spark.source.tiered_reader import Reading, read
 
-# Seconds to wait before reporting that there are no new messages: by default Spark polls without a pause, which would
-# run a hundred queries a second.
+# Seconds between polls without new messages: by default Spark polls without a pause, which would run a hundred queries
+# a second. The longer a stream is idle, the longer it waits.
 _IDLE_WAIT = 0.1
+_LONGEST_IDLE_WAIT = 0.5
+_SLOWER = 1.25
 
 
 class Task(InputPartition):
@@ -68,6 +70,8 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._heads: list[Head] = []
         self._next: tuple[dict[str, Any], dict[str, Any], list[OffsetRange]] | None = None
         self._last_batch = time.monotonic()
+        self._polled_at = float("-inf")
+        self._wait = 0.0
 
     def initialOffset(self) -> dict[str, Any]:
         positions, found = planner.initial(self._options)
@@ -85,13 +89,14 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        if self._cap is None:
+            time.sleep(max(0.0, self._polled_at + self._wait - time.monotonic()))
         heads, begin, positions = self._poll(start)
         if self._cap is None:
+            self._polled_at = time.monotonic()
             waiting = offsets.behind(positions, heads)
-            if waiting == 0:
-                time.sleep(_IDLE_WAIT)
-                heads, begin, positions = self._poll(start)
-            elif self._too_few(waiting, limit):
+            self._wait = 0.0 if waiting else min(max(_IDLE_WAIT, self._wait * _SLOWER), _LONGEST_IDLE_WAIT)
+            if self._too_few(waiting, limit):
                 return dict(start)
         end = offsets.to_document(offsets.admit(positions, heads, most), heads, begin)
         if offsets.same(start, end):

@@ -50,24 +50,24 @@ begin
 end
 $$;
 
--- Returns the start offset of a group for a position p_place: a position in the log, an archived offset, or
+-- Returns the start offset of a group for a position p_position: a position in the log, an archived offset, or
 -- 'archive' for the first archived offset (the earliest available one if nothing is archived). A group reads
 -- archived messages through Spark, which moves its position; fetch raises an error that says so.
-create or replace function trunkline._group_place(t trunkline.topics, p_partition int, p_place text) returns bigint
+create or replace function trunkline._resolve_group_position(t trunkline.topics, p_partition int, p_position text) returns bigint
 language plpgsql
 as $$
 declare
     v_place bigint;
 begin
-    if p_place = 'archive' then
+    if p_position = 'archive' then
         select first_offset into v_place from trunkline.archive_files
         where topic_id = t.topic_id and partition = p_partition order by first_offset limit 1;
-        return coalesce(v_place, trunkline._place(t, p_partition, 'earliest'));
+        return coalesce(v_place, trunkline._resolve_position(t, p_partition, 'earliest'));
     end if;
-    if p_place ~ '^[0-9]{1,18}$' and trunkline._is_archived(t.topic_id, p_partition, p_place::bigint) then
-        return p_place;
+    if p_position ~ '^[0-9]{1,18}$' and trunkline._is_archived(t.topic_id, p_partition, p_position::bigint) then
+        return p_position;
     end if;
-    return trunkline._place(t, p_partition, p_place);
+    return trunkline._resolve_position(t, p_partition, p_position);
 end
 $$;
 
@@ -320,7 +320,7 @@ $$;
 -- Returns one row for each partition of a topic with an archive, or of all such topics (null): which offsets
 -- are archived, which are still in the log, and the number and size of the files.
 create or replace function trunkline.archive_stats(p_topic text default null)
-returns table (topic text, partition int, location text, required boolean, lowest_archived bigint, archived_upto bigint, lowest_live bigint, head bigint,
+returns table (topic text, partition int, location text, required boolean, earliest_archived bigint, archived_upto bigint, earliest_live bigint, head bigint,
                files bigint, rows bigint, bytes bigint)
 language plpgsql
 as $$

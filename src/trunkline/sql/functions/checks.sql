@@ -248,7 +248,7 @@ create or replace function trunkline._catch_up() returns void
 language plpgsql
 as $$
 begin
-    perform pg_relation_size('trunkline.bell');
+    perform pg_relation_size('trunkline.invalidation_marker');
 end
 $$;
 

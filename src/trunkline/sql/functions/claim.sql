@@ -176,12 +176,9 @@ begin
 end
 $$;
 
--- Shows a draw in the lock table and returns whether the caller may lease it. The epoch was read before the
--- heads, and is read again after the mark is set. If two passes have begun since, one of them may have judged
--- these positions without the mark. Then the caller must not lease them, and the pass finds them as a hole.
--- The mark belongs to the caller's transaction: it is released after the lease is visible, or when it never
--- will be. Fails with TL004 after 500 draws in one transaction.
-create or replace function trunkline._show_draw(p_cursor_id int, p_first bigint, p_n bigint, p_epoch bigint) returns boolean
+-- Counts the marks of this transaction. Fails with TL004 after 500: they fill the lock table, which all
+-- sessions share.
+create or replace function trunkline._count_mark() returns void
 language plpgsql
 as $$
 declare
@@ -192,6 +189,19 @@ begin
         perform trunkline._fail('TL004', 'cannot claim more than 500 times in one transaction', 'Commit, then claim again.');
     end if;
     v_set := set_config('trunkline.marks', (v_marks + 1)::text, true);
+end
+$$;
+
+-- Shows a draw in the lock table and returns whether the caller may lease it. The epoch was read before the
+-- heads, and is read again after the mark is set. If two passes have begun since, one of them may have judged
+-- these positions without the mark. Then the caller must not lease them, and the pass finds them as a hole.
+-- The mark belongs to the caller's transaction: it is released after the lease is visible, or when it never
+-- will be. Fails with TL004 after 500 draws in one transaction.
+create or replace function trunkline._show_draw(p_cursor_id int, p_first bigint, p_n bigint, p_epoch bigint) returns boolean
+language plpgsql
+as $$
+begin
+    perform trunkline._count_mark();
     return pg_try_advisory_xact_lock_shared(trunkline._mark(p_cursor_id, p_first, p_n)) and coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) <= p_epoch + 1;
 end
 $$;
@@ -199,9 +209,11 @@ $$;
 -- Draws positions of a cursor for the caller. n is 0 if there are none. The draw is a subtransaction that is
 -- rolled back on purpose. So its lock ends with it, whatever error or cancel ends it, and the sequence stays
 -- moved. The mark is set after that (_show_draw). p_skip: only move past these positions, which the caller
--- has read and of which none matches the queue. n is 0 if another claim was faster.
+-- has read and of which none matches the queue. n is 0 if another claim was faster. p_plain: every next message
+-- is for the queue, so none is read here.
 create or replace function trunkline._draw(
-    c trunkline.cursors, q trunkline.queues, p_head bigint, p_want int, p_labels text[], p_epoch bigint, p_skip int8range default null) returns trunkline.leases
+    c trunkline.cursors, q trunkline.queues, p_head bigint, p_want int, p_labels text[], p_epoch bigint, p_skip int8range default null, p_plain boolean default false)
+returns trunkline.leases
 language plpgsql
 as $$
 declare
@@ -224,6 +236,8 @@ begin
                     s.n := upper(p_skip) - s.first;
                     s.taken := '{}';
                     s.skipped := s.n;
+                elsif p_plain then
+                    s.n := least(p_want, p_head - s.first + 1);
                 elsif c.kind = 'log' then
                     s := trunkline._scan_log(s, c, q, p_head, p_want, p_labels);
                 else
@@ -295,24 +309,19 @@ language sql immutable
 as $$ select power(64, p_priority / (p_priorities - 1)::float8) $$;
 
 -- Returns the cursors of a queue that have positions to draw, in the order in which a claim tries them.
--- plain: every next message is for the queue. p_levels: the number of priority levels, or null. Stable, so
--- that the planner can inline it.
+-- p_levels: the number of priority levels, or null. plain: every next message is for the queue. Stable, so that
+-- the planner can inline it.
 create or replace function trunkline._drawable_cursors(q trunkline.queues, p_levels int, p_labels text[])
 returns setof trunkline.drawable
 language sql stable
 as $$
-    select k, x.head,
-           k.kind = 'log' and k.pattern_regex is null and k.filter is null and p_labels is null and q.ttl is null and q.delivery_delay = '0' and x.drawn + 1 >= l.base_offset,
-           x.run_offset, x.run_id
-    from trunkline.cursors k left join trunkline.logs l on l.log = k.log
-    left join lateral (
-        select t.first_offset, t.n, t.shared and upper(t.ids) - lower(t.ids) = t.n as is_run, lower(t.ids) as id
-        from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1) t on true
+    select k, x.head, k.kind = 'log' and k.pattern_regex is null and k.filter is null and p_labels is null and q.ttl is null and q.delivery_delay = '0'
+    from trunkline.cursors k
+    left join lateral (select t.first_offset + t.n - 1 as head from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1) t on true
     -- The same as _drawable and _drawn. Calling these would cost more than the rest of an empty claim.
     cross join lateral (
-        select case when k.kind = 'log' then t.first_offset + t.n - 1 else pg_sequence_last_value(k.head_seq) end as head,
-               coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn,
-               case when t.is_run then t.first_offset end as run_offset, t.id as run_id offset 0) x
+        select case when k.kind = 'log' then t.head else pg_sequence_last_value(k.head_seq) end as head,
+               coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn offset 0) x
     where k.queue_id = q.queue_id and x.head > x.drawn
       and (k.kind <> 'label' or p_labels is null or k.label = any (p_labels))
     -- Returned messages come first in three of four draws. A message that is returned without a delay must
@@ -322,106 +331,6 @@ as $$
              case when k.kind <> 'log' then k.cursor_id
                   else -ln(1 - random()) / case when p_levels is null or k.topic_id <> q.inbox_id then 1 else trunkline._weight(k.partition, p_levels) end end
 $$;
-
--- Creates _claim_run, with one fixed statement for each table of the store (as in store.sql).
--- _claim_run claims the next messages of a log, which are all for the queue: most claims do nothing else. It
--- draws up to p_want positions below p_head, inserts one lease and returns the deliveries; no row if another
--- claim was faster. It does the work of _draw and _lease in fewer statements. p_run_offset and p_run_id: the
--- first offset of the newest tick and the id of its message, if the ids of that tick are one run.
-do $do$
-declare
-    v_reads text;
-begin
-    select string_agg(format($x$when %1$s then
-                return query
-                select v_shift + r.id || v_tail, 1, v_until, p_topic, p_partition, v_shift + r.id, r.message_id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type,
-                       r.occurred_at, coalesce((r.origin).published_at, r.created_at)
-                from trunkline.store_%1$s r where r.id >= v_id and r.id < v_id + v_n order by r.id;$x$, r), E'\n            ' order by r)
-      into v_reads from generate_series(0, 7) r;
-    execute format($f$
-create or replace function trunkline._claim_run(
-    p_cursor_id int, p_drawn_seq regclass, p_start bigint, p_log int, p_topic text, p_partition int, p_head bigint, p_run_offset bigint, p_run_id bigint,
-    p_want int, p_lease interval, p_consumer text, p_epoch bigint)
-returns setof trunkline.delivery
-language plpgsql
-as $$
-declare
-    v_first    bigint;
-    v_n        int := 0;
-    v_last     bigint;
-    v_epoch    bigint := p_epoch;
-    v_rotation smallint;
-    v_token    uuid := gen_random_uuid();
-    v_now      timestamptz;
-    v_until    timestamptz;
-    v_tail     text;
-    v_id       bigint;
-    v_shift    bigint;
-    v_count    int := 0;
-    k          trunkline.cursors;
-begin
-    for i in 1 .. 3 loop
-        begin
-            if not pg_try_advisory_xact_lock(778005, p_cursor_id) then
-                perform trunkline._lock_cursor(p_cursor_id);
-            end if;
-            v_first := coalesce(pg_sequence_last_value(p_drawn_seq), p_start - 1) + 1;
-            v_n := least(p_want, p_head - v_first + 1);
-            if v_n > 0 then
-                v_last := setval(p_drawn_seq, v_first + v_n - 1);
-            end if;
-            -- the lock ends here, the sequence stays moved (see _draw)
-            raise exception using errcode = 'TLX00';
-        exception when sqlstate 'TLX00' then
-            null;
-        end;
-        exit when v_n <= 0 or trunkline._show_draw(p_cursor_id, v_first, v_n, v_epoch);
-        v_n := 0;
-        v_epoch := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
-    end loop;
-    if v_n <= 0 then
-        return;
-    end if;
-    v_now := trunkline.clock();
-    v_until := v_now + p_lease;
-    insert into trunkline.leases (rotation, xid, cursor_id, first, n, skipped, expired, token, consumer, claimed_at, deadline)
-    select g.current, pg_current_xact_id(), p_cursor_id, v_first, v_n, 0, 0, v_token, p_consumer, v_now, v_until from trunkline.rotation g
-    returning rotation into v_rotation;
-    v_tail := '.' || p_cursor_id || '.' || v_first || '.' || v_rotation || '.' || v_token;
-    if v_first >= p_run_offset then
-        v_id := p_run_id + v_first - p_run_offset;
-    else
-        -- the same as _tick_of, which returns a row
-        begin
-            select case when t.shared and upper(t.ids) - lower(t.ids) = t.n and v_first + v_n <= t.first_offset + t.n then lower(t.ids) + v_first - t.first_offset end into v_id
-            from trunkline.ticks t where t.log = p_log and t.first_offset <= v_first order by t.first_offset desc limit 1;
-            raise exception using errcode = 'TLX00';
-        exception when sqlstate 'TLX00' then
-            null;
-        end;
-    end if;
-    -- the usual case: one run of ids in one table of the store
-    if v_id >> 30 = v_id + v_n - 1 >> 30 then
-        v_shift := v_first - v_id;
-        case v_id >> 30 & 7
-            %s
-        end case;
-        get diagnostics v_count = row_count;
-    end if;
-    if v_count < v_n then
-        -- anywhere else, or copied out of the store meanwhile
-        select * into k from trunkline.cursors where cursor_id = p_cursor_id;
-        if not found then
-            -- the queue or its subscription was deleted since the draw
-            return;
-        end if;
-        return query select r.log_offset || v_tail, 1, v_until, p_topic, p_partition, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
-                     from trunkline._read(k.topic_id, k.partition, k.segment_rows, v_first, v_first + v_n - 1) r;
-    end if;
-end
-$$$f$, v_reads);
-end
-$do$;
 
 -- Claims messages that can be drawn now from the cursors of an unordered queue.
 create or replace function trunkline._claim_drawn(q trunkline.queues, p_levels int, p_want int, p_lease interval, p_labels text[], p_consumer text)
@@ -446,20 +355,11 @@ begin
         null;
     end;
     foreach c in array v_found loop
-        -- A filter may need several draws of about 1,000 messages: at most 20 per cursor, and 100 per claim
-        -- with the one that `claim` may have done before.
-        exit when v_want <= 0 or v_draws >= 99;
+        -- A filter may need several draws of about 1,000 messages: at most 20 per cursor, and 100 per claim.
+        exit when v_want <= 0 or v_draws >= 100;
         k := c.cur;
-        if c.plain then
-            return query select * from trunkline._claim_run(k.cursor_id, k.drawn_seq, k.start_position, k.log, k.topic, k.partition, c.head, c.run_offset, c.run_id,
-                                                            v_want, p_lease, p_consumer, v_epoch);
-            get diagnostics v_count = row_count;
-            v_want := v_want - v_count;
-            v_draws := v_draws + 1;
-            continue;
-        end if;
         for i in 1 .. 20 loop
-            s := trunkline._draw(k, q, c.head, v_want, p_labels, v_epoch);
+            s := trunkline._draw(k, q, c.head, v_want, p_labels, v_epoch, null, c.plain);
             exit when s.n = 0;
             v_draws := v_draws + 1;
             return query select * from trunkline._lease(s, k, p_lease, p_consumer);
@@ -471,144 +371,50 @@ begin
 end
 $$;
 
--- Claims up to p_limit messages (at most 1,000) and returns them as deliveries. Returns no row if there are
--- none or the queue is paused. p_lease defaults to the lease of the queue and is 1 second to 12 hours. A
--- claim does not wait for other open claims. If it finds nothing while returned or new messages wait for the
--- next pass, it waits for that pass, about a second at most. If no pass has run for a second (setting
--- sequence_alone_after), it runs one in the caller's transaction.
---
--- p_labels: only messages with one of these labels. Other messages stay for consumers that can handle them,
--- and no attempt is counted. Ordered queues do not support labels (TL023).
---
--- p_relaxed: the claim need not be on disk when it returns, and it does not wait for a pass. Our client uses
--- it for its own statements. If a crash loses the claim, the messages are delivered again with another token.
---
--- Fails with TL011 if the queue does not exist, with TL008 above read committed, and with TL004 after 500
--- draws in one transaction.
-create or replace function trunkline.claim(
-    p_queue text, p_limit int default 1, p_lease interval default null, p_labels text[] default null, p_consumer text default null,
-    p_relaxed boolean default false)
+-- Claims in the general way: from any queue, and from a direct one if claim_next.sql cannot draw from it
+-- directly. The arguments are those of `claim`, which has applied p_relaxed: offsets that were given since then
+-- need a durable commit.
+create or replace function trunkline._claim_any(
+    p_queue text, p_limit int, p_lease interval, p_labels text[], p_consumer text, p_relaxed boolean)
 returns setof trunkline.delivery
 language plpgsql
-set plan_cache_mode = force_generic_plan
 as $$
 declare
-    q           trunkline.queues;
-    v_queue     int;
-    v_levels    int;
-    v_lease     interval;
-    v_ordered   boolean;
-    v_paused    boolean;
-    v_simple    boolean;
-    v_epoch     bigint;
-    -- of the cursor with messages; v_ready: how many cursors have any
-    v_ready     bigint;
-    v_plain     boolean;
-    v_cursor    int;
-    v_drawn_seq regclass;
-    v_start     bigint;
-    v_log       int;
-    v_topic     text;
-    v_partition int;
-    v_head      bigint;
-    v_run       bigint;
-    v_id        bigint;
-    v_found     boolean;
-    v_count     int;
-    c           trunkline.cursors;
-    s           trunkline.leases;
+    q        trunkline.queues;
+    v_levels int;
+    v_lease  interval;
+    v_found  boolean;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        perform trunkline._need_read_committed('claim');
-    end if;
-    if p_limit is null or p_limit < 1 or p_limit > 1000 then
-        perform trunkline._check_range('limit', p_limit, 1, 1000);
-    end if;
-    if p_lease is not null then
-        perform trunkline._check_duration('lease', p_lease, '1 second', '12 hours');
-    end if;
-    -- Single columns: a row variable costs several times as much as the query.
-    select x.queue_id, t.priorities, coalesce(p_lease, x.lease), x.ordered, x.paused, p_labels is null and not x.ordered and t.priorities is null and x.ttl is null and x.delivery_delay = '0'
-      into v_queue, v_levels, v_lease, v_ordered, v_paused, v_simple
-      from trunkline.queues x join trunkline.topics t on t.topic_id = x.inbox_id where x.name = p_queue;
-    if v_queue is null then
-        perform trunkline._queue(p_queue);
-    end if;
+    perform trunkline._need_read_committed('claim');
+    perform trunkline._check_range('limit', p_limit, 1, 1000);
+    perform trunkline._check_duration('lease', p_lease, '1 second', '12 hours');
+    q := trunkline._queue(p_queue);
     if p_labels = '{}' then
         perform trunkline._fail('TL001', 'labels must have at least one label or be null, got an empty array',
                                 'Use null for messages of all labels.');
     end if;
-    if v_ordered and p_labels is not null then
+    if q.ordered and p_labels is not null then
         perform trunkline._fail('TL023', format('cannot claim from queue "%s" by label: it is ordered', p_queue),
                                 'Use one queue per label.');
     end if;
-    if v_paused then
+    if q.paused then
         return;
     end if;
-    if p_relaxed then
-        perform set_config('synchronous_commit', 'off', true);
-    end if;
-    if not v_simple then
-        select * into q from trunkline.queues where queue_id = v_queue;
-    end if;
+    v_lease := coalesce(p_lease, q.lease);
+    v_levels := (select t.priorities from trunkline.topics t where t.topic_id = q.inbox_id);
     if v_levels is not null then
         -- A new message may have a higher priority than those that have an offset.
-        perform trunkline._sequence_alone(array[v_queue], null, 0);
+        perform trunkline._sequence_alone(array[q.queue_id], null, 0);
     end if;
     for i in 1 .. 2 loop
-        v_found := false;
-        v_count := 0;
-        if v_simple then
-            -- read before the heads
-            v_epoch := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
-            v_ready := null;
-            v_plain := null;
-            begin
-                -- The first of _drawable_cursors: most claims need no other.
-                select count(*) over (), k.kind = 'log' and k.pattern_regex is null and k.filter is null and x.drawn + 1 >= l.base_offset,
-                       k.cursor_id, k.drawn_seq, k.start_position, k.log, k.topic, k.partition, x.head, x.run_offset, x.run_id
-                  into v_ready, v_plain, v_cursor, v_drawn_seq, v_start, v_log, v_topic, v_partition, v_head, v_run, v_id
-                  from trunkline.cursors k left join trunkline.logs l on l.log = k.log
-                  left join lateral (
-                      select t.first_offset, t.n, t.shared and upper(t.ids) - lower(t.ids) = t.n as is_run, lower(t.ids) as id
-                      from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1) t on true
-                  cross join lateral (
-                      select case when k.kind = 'log' then t.first_offset + t.n - 1 else pg_sequence_last_value(k.head_seq) end as head,
-                             coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn,
-                             case when t.is_run then t.first_offset end as run_offset, t.id as run_id offset 0) x
-                 where k.queue_id = v_queue and x.head > x.drawn
-                 order by case when k.kind = 'log' then 1 when x.drawn % 4 = 3 then 2 else 0 end, random() limit 1;
-                raise exception using errcode = 'TLX00';
-            exception when sqlstate 'TLX00' then
-                null;
-            end;
-            if v_plain then
-                return query select * from trunkline._claim_run(v_cursor, v_drawn_seq, v_start, v_log, v_topic, v_partition, v_head, v_run, v_id, p_limit, v_lease, p_consumer, v_epoch);
-                get diagnostics v_count = row_count;
-            elsif v_ready > 0 then
-                select * into q from trunkline.queues where queue_id = v_queue;
-                select * into c from trunkline.cursors where cursor_id = v_cursor;
-                s := trunkline._draw(c, q, v_head, p_limit, null, v_epoch);
-                if s.n > 0 then
-                    return query select * from trunkline._lease(s, c, v_lease, p_consumer);
-                    get diagnostics v_count = row_count;
-                end if;
-            end if;
-            if v_count < p_limit and (v_ready > 1 or not v_plain) then
-                select * into q from trunkline.queues where queue_id = v_queue;
-                return query select * from trunkline._claim_drawn(q, v_levels, p_limit - v_count, v_lease, null, p_consumer);
-                v_found := found;
-            end if;
-            v_found := v_found or v_count > 0;
-        elsif v_ordered then
+        if q.ordered then
             return query select * from trunkline._claim_ordered(q, p_limit, v_lease, p_consumer);
-            v_found := found;
         else
             return query select * from trunkline._claim_drawn(q, v_levels, p_limit, v_lease, p_labels, p_consumer);
-            v_found := found;
         end if;
+        v_found := found;
         -- Nothing found, perhaps because no pass has run.
-        exit when v_found or i = 2 or not trunkline._sequence_alone(array[v_queue], null, case when p_relaxed then 0 else 1 end);
+        exit when v_found or i = 2 or not trunkline._sequence_alone(array[q.queue_id], null, case when p_relaxed then 0 else 1 end);
     end loop;
 end
 $$;

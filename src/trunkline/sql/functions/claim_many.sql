@@ -28,6 +28,63 @@ as $$
     select coalesce(array_agg(u), '{}') from unnest(p_cursors) u where u not in (select cursor_id from hit)
 $$;
 
+-- Returns the cursors with a pattern or filter that match none of the next messages, up to 1,000 of each, and the
+-- offset up to which that was checked.
+create or replace function trunkline._without_matches(p_cursors int[], p_firsts bigint[], p_heads bigint[], out missed int[], out upto bigint[])
+language plpgsql
+as $$
+declare
+    c_window constant int := 1000;
+    v_some   int[];
+    g        record;
+begin
+    missed := '{}';
+    upto := '{}';
+    for g in
+        select k.log, k.topic_id, k.partition, k.segment_rows, array_agg(u.cursor_id) as cursors, array_agg(u.first) as firsts, min(u.first) as first,
+               least(max(u.head), max(u.first) + c_window - 1) as last
+        from unnest(p_cursors, p_firsts, p_heads) u(cursor_id, first, head) join trunkline.cursors k on k.cursor_id = u.cursor_id
+        where k.kind = 'log' and (k.pattern_regex is not null or k.filter is not null) and u.first <= u.head
+        group by 1, 2, 3, 4, u.first / c_window
+    loop
+        v_some := trunkline._unmatched(g.cursors, g.firsts, g.topic_id, g.partition, g.segment_rows, g.first, g.last);
+        missed := missed || v_some;
+        upto := upto || array_fill(g.last, array[cardinality(v_some)]);
+    end loop;
+end
+$$;
+
+-- Moves cursors without matching messages (_without_matches) behind the messages that were checked: those at
+-- least c_behind offsets behind, and a few more if no message was claimed.
+create or replace function trunkline._pass_over(p_cursors int[], p_firsts bigint[], p_heads bigint[], p_missed int[], p_upto bigint[], p_nothing boolean, p_epoch bigint, p_consumer text)
+returns void
+language plpgsql
+as $$
+declare
+    c_window constant int := 1000;
+    c_behind constant int := 500;
+    c_moves  constant int := 100;
+    c_few    constant int := 20;
+    g        record;
+    s        trunkline.leases;
+begin
+    for g in
+        select m.cur, m.queue, m.head, int8range(m.first, least(m.upto, m.first + c_window - 1) + 1) as skip
+        from (
+            select k as cur, y as queue, u.first, u.head, x.upto, row_number() over (order by u.first - u.head) as place
+            from unnest(p_missed, p_upto) x(cursor_id, upto) join unnest(p_cursors, p_firsts, p_heads) u(cursor_id, first, head) using (cursor_id)
+            join trunkline.cursors k using (cursor_id) join trunkline.queues y using (queue_id)
+        ) m
+        where m.place <= c_moves and (m.head - m.first >= c_behind or m.place <= c_few and p_nothing)
+    loop
+        s := trunkline._draw(g.cur, g.queue, g.head, 0, null, p_epoch, g.skip);
+        if s.n > 0 then
+            perform trunkline._lease(s, g.cur, '0', p_consumer);
+        end if;
+    end loop;
+end
+$$;
+
 -- Claims up to p_limit messages (at most 1,000) in total from these queues, given by number, and returns each
 -- delivery with its queue. Messages are shared evenly between queues, and each has the lease of its queue. A
 -- row without a delivery means that its queue has no more messages now. A queue without a row may have more:
@@ -41,12 +98,6 @@ set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
-    c_window constant int := 1000;
-    -- A cursor without matching messages is moved if it is at least c_behind offsets behind. If no message
-    -- was claimed, a few more are moved.
-    c_behind constant int := 500;
-    c_moves  constant int := 100;
-    c_few    constant int := 20;
     c_claims constant int := 100;
     v_epoch   bigint := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
     v_visited int[];
@@ -55,16 +106,13 @@ declare
     v_firsts  bigint[];
     v_heads   bigint[];
     -- Cursors without matching messages, and the offset up to which that was checked.
-    v_missed  int[] := '{}';
-    v_upto    bigint[] := '{}';
-    v_some    int[];
+    v_missed  int[];
+    v_upto    bigint[];
     v_ready   int[];
     v_left    int := p_limit;
     v_share   int;
     v_count   int;
-    g         record;
     q         trunkline.queues;
-    s         trunkline.leases;
 begin
     perform trunkline._need_read_committed('claim_many');
     perform trunkline._check_range('limit', p_limit, 1, 1000);
@@ -78,18 +126,8 @@ begin
     cross join lateral (select trunkline._drawable(k) as head, trunkline._drawn(k) as drawn where k.drawn_seq is not null offset 0) x
     where y.queue_id = any (v_visited) and not y.paused and x.head > x.drawn;
 
-    -- Runs before any draw, because the message at an offset never changes.
-    for g in
-        select k.log, k.topic_id, k.partition, k.segment_rows, array_agg(u.cursor_id) as cursors, array_agg(u.first) as firsts, min(u.first) as first,
-               least(max(u.head), max(u.first) + c_window - 1) as last
-        from unnest(v_cursors, v_firsts, v_heads) u(cursor_id, first, head) join trunkline.cursors k on k.cursor_id = u.cursor_id
-        where k.kind = 'log' and (k.pattern_regex is not null or k.filter is not null) and u.first <= u.head
-        group by 1, 2, 3, 4, u.first / c_window
-    loop
-        v_some := trunkline._unmatched(g.cursors, g.firsts, g.topic_id, g.partition, g.segment_rows, g.first, g.last);
-        v_missed := v_missed || v_some;
-        v_upto := v_upto || array_fill(g.last, array[cardinality(v_some)]);
-    end loop;
+    -- before any draw, because the message at an offset never changes
+    select * into v_missed, v_upto from trunkline._without_matches(v_cursors, v_firsts, v_heads);
     -- Reading the state of an ordered queue costs more than trying to claim from it.
     v_ready := array(
         select x.queue_id from trunkline.queues x where x.queue_id = any (v_visited) and not x.paused
@@ -111,20 +149,7 @@ begin
         end if;
     end loop;
 
-    for g in
-        select m.cur, m.queue, m.head, int8range(m.first, least(m.upto, m.first + c_window - 1) + 1) as skip
-        from (
-            select k as cur, y as queue, u.first, u.head, x.upto, row_number() over (order by u.first - u.head) as place
-            from unnest(v_missed, v_upto) x(cursor_id, upto) join unnest(v_cursors, v_firsts, v_heads) u(cursor_id, first, head) using (cursor_id)
-            join trunkline.cursors k using (cursor_id) join trunkline.queues y using (queue_id)
-        ) m
-        where m.place <= c_moves and (m.head - m.first >= c_behind or m.place <= c_few and v_left = p_limit)
-    loop
-        s := trunkline._draw(g.cur, g.queue, g.head, 0, null, v_epoch, g.skip);
-        if s.n > 0 then
-            perform trunkline._lease(s, g.cur, '0', p_consumer);
-        end if;
-    end loop;
+    perform trunkline._pass_over(v_cursors, v_firsts, v_heads, v_missed, v_upto, v_left = p_limit, v_epoch, p_consumer);
     return query
     select u, null::trunkline.delivery from unnest(v_visited) u
     where u <> all (v_ready) and not exists (

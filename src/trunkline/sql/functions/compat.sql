@@ -2,7 +2,7 @@
 -- receipt or generation. These functions write the same rows as the public ones. Their names start with _
 -- because new programs should use the public functions.
 
--- Returns the state of a message in a queue: leased (with the receipt of its consumer), acked, waiting, dead
+-- Returns the state of a message in a queue: leased (with the receipt of its consumer), acked, ready, dead
 -- or gone. Returns no row if the message is not in the queue's logs, or was drawn without a lease that still
 -- exists.
 create or replace function trunkline._delivery_of(p_queue text, p_id uuid, out state text, out receipt text)
@@ -21,30 +21,30 @@ begin
     for c in select * from trunkline.cursors where queue_id = q.queue_id and kind = 'log' order by cursor_id loop
         v_offset := trunkline._find_offset(c.log, p_id);
         if v_offset is null and exists (select from trunkline._find_unsequenced(c.log, p_id)) then
-            state := 'waiting';
+            state := 'ready';
             return next;
             return;
         end if;
         continue when v_offset is null or v_offset < c.start_position;
         if exists (select from trunkline._returned_at(c, v_offset)) then
-            state := 'waiting';
+            state := 'ready';
             return next;
             return;
         end if;
         select y.l, y.pos into r from trunkline._leases_of(c, v_offset) y order by (y.l).claimed_at desc, (y.l).cursor_id desc limit 1;
         if not found then
             continue when v_offset < trunkline._next_offset(c);
-            state := 'waiting';
+            state := 'ready';
             return next;
             return;
         end if;
         select e.kind into v_kind from trunkline.settled e
         where e.rotation = (r.l).rotation and e.cursor_id = (r.l).cursor_id and e.pos >= (r.l).first and e.pos <= r.pos and e.pos + e.n > r.pos;
         if not found then
-            state := case when trunkline._ends_at_position(r.l, r.pos) > trunkline.clock() then 'leased' else 'waiting' end;
+            state := case when trunkline._ends_at_position(r.l, r.pos) > trunkline.clock() then 'leased' else 'ready' end;
             receipt := case state when 'leased' then format('%s.%s.%s.%s.%s', r.pos, (r.l).cursor_id, (r.l).first, (r.l).rotation, (r.l).token) end;
         else
-            state := case when v_kind = 'a' then 'acked' when v_kind in ('b', 'd') then 'dead' when v_kind in ('g', 'p') then 'gone' else 'waiting' end;
+            state := case when v_kind = 'a' then 'acked' when v_kind in ('b', 'd') then 'dead' when v_kind in ('g', 'p') then 'gone' else 'ready' end;
         end if;
         return next;
         return;
@@ -101,7 +101,7 @@ $$;
 
 -- Fetches for a member that may not know its generation. While its lease lasts, the member gets its
 -- uncommitted messages again.
-create or replace function trunkline._pull(p_topic text, p_group text, p_member text, p_max int, p_lease interval, p_max_bytes bigint)
+create or replace function trunkline._pull(p_topic text, p_group text, p_member text, p_limit int, p_lease interval, p_max_bytes bigint)
 returns setof trunkline.fetched
 language plpgsql
 as $$
@@ -114,7 +114,7 @@ begin
     join trunkline.cursors c using (subscription_id)
     cross join lateral trunkline._position(c) p
     where g.kind = 'group' and g.topic_id = t.topic_id and g.name = p_group and p.member = p_member and p.deadline > trunkline.clock();
-    return query select * from trunkline.fetch(p_topic, p_group, p_member, p_max, p_lease, true, false, v_generation, p_max_bytes);
+    return query select * from trunkline.fetch(p_topic, p_group, p_member, p_limit, p_lease, true, false, v_generation, p_max_bytes);
 end
 $$;
 

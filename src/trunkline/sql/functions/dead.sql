@@ -34,7 +34,7 @@ $$;
 -- Deletes dead letters, oldest first, and returns them: at most p_limit (1 to 1,000) and about 32 MB of
 -- payloads. Skips rows that another session has locked. A notice says how many are left. For redrive and
 -- purge_dead_letters.
-create or replace function trunkline._take_dead_letters(p_queue text, p_ids uuid[], p_limit int) returns setof trunkline.dead_letters
+create or replace function trunkline._remove_dead_letters(p_queue text, p_ids uuid[], p_limit int) returns setof trunkline.dead_letters
 language plpgsql
 as $$
 declare
@@ -71,11 +71,53 @@ language plpgsql
 as $$
 declare
     t       trunkline.topics := trunkline._topic('inbox', coalesce(p_to, p_queue));
-    v_count int;
+    v_taken trunkline.dead_letters[];
 begin
     perform trunkline._pin_topic(t);
-    with taken as materialized (select * from trunkline._take_dead_letters(p_queue, p_ids, p_limit)),
-    many as (
+    v_taken := array(select x from trunkline._remove_dead_letters(p_queue, p_ids, p_limit) x order by x.dead_id);
+    perform trunkline._redrive_taken(t, v_taken);
+    return cardinality(v_taken);
+end
+$$;
+
+-- Moves the newest dead letter with this id back to its queue with another payload, and with other headers and
+-- another content type unless they are null. Returns the id, which it keeps like all other fields. Attempts
+-- start again from 1. The log and the delivery history keep the message as it was. Raises TL014 if the queue
+-- has no such dead letter or another session is moving it, and TL003 if the payload is too large.
+create or replace function trunkline.redrive_edited(p_queue text, p_id uuid, p_payload bytea, p_headers jsonb default null, p_content_type text default null) returns uuid
+language plpgsql
+as $$
+declare
+    t trunkline.topics := trunkline._topic('inbox', p_queue);
+    q trunkline.queues := trunkline._queue(p_queue);
+    d trunkline.dead_letters;
+begin
+    perform trunkline._commit_durably();
+    perform trunkline._pin_topic(t);
+    delete from trunkline.dead_letters x
+    where x.dead_id = (select y.dead_id from trunkline.dead_letters y where y.queue_id = q.queue_id and y.id = p_id order by y.dead_id desc limit 1 for update skip locked)
+    returning * into d;
+    if d.dead_id is null then
+        perform trunkline._fail('TL014', format('queue "%s" has no dead letter %s', p_queue, p_id), 'List the dead letters with trunkline.list_dead_letters.');
+    end if;
+    d.payload := p_payload;
+    d.headers := coalesce(p_headers, d.headers);
+    d.content_type := coalesce(p_content_type, d.content_type);
+    perform trunkline._refuse_message(0, d.payload, d.key, d.routing_key, d.label, d.headers, d.content_type, t.max_payload);
+    perform trunkline._redrive_taken(t, array[d]);
+    return d.id;
+end
+$$;
+
+-- Appends the messages of dead letters that this transaction has deleted to a queue's own log, in the order of
+-- the array, and notes their earlier positions. p_run_id: the run that does it; its messages are numbered from
+-- p_run_no + 1.
+create or replace function trunkline._redrive_taken(t trunkline.topics, p_taken trunkline.dead_letters[], p_run_id bigint default null, p_run_no bigint default null) returns void
+language plpgsql
+as $$
+begin
+    perform trunkline._pin_topic(t);
+    with many as (
         select array_agg(payload order by dead_id) as payloads, array_agg(id order by dead_id) as ids, array_agg(key order by dead_id) as keys,
                array_agg(routing_key order by dead_id) as routing_keys, array_agg(label order by dead_id) as labels,
                array_agg(headers order by dead_id) as headers, array_agg(content_type order by dead_id) as content_types,
@@ -84,14 +126,13 @@ begin
                case when t.priorities is not null then array_agg(least(case when topic = '' then partition else 0 end, t.priorities - 1) order by dead_id) end as priorities,
                array_agg(row(created_at, coalesce(nullif(topic, ''), (select r.topic from trunkline.redriven r where r.id = taken.id and r.topic is not null order by r.at desc limit 1))
                          )::trunkline.origin order by dead_id) as origins
-        from taken),
+        from unnest(p_taken) taken),
     places as (
-        insert into trunkline.redriven (id, topic_id, at, cursor_id, topic, partition, log_offset, dead_at, reason, error)
-        select id, t.topic_id, trunkline.clock(), cursor_id, nullif(topic, ''), partition, log_offset, dead_at, reason, error from taken)
-    select count(p.*) into v_count
-    from many cross join lateral trunkline._append(t, payloads, ids, keys, routing_keys, labels, headers, content_types, occurred_ats, priorities, origins) p
-    where payloads is not null;
-    return v_count;
+        insert into trunkline.redriven (id, topic_id, at, cursor_id, topic, partition, log_offset, dead_at, reason, error, run_id, run_no)
+        select id, t.topic_id, trunkline.clock(), cursor_id, nullif(topic, ''), partition, log_offset, dead_at, reason, error, p_run_id, p_run_no + row_number() over (order by dead_id)
+        from unnest(p_taken))
+    select count(p.*) from many cross join lateral trunkline._append(t, payloads, ids, keys, routing_keys, labels, headers, content_types, occurred_ats, priorities, origins) p
+    where payloads is not null into p_run_no;
 end
 $$;
 
@@ -139,4 +180,4 @@ $$;
 -- the call until it returns 0.
 create or replace function trunkline.purge_dead_letters(p_queue text, p_ids uuid[] default null, p_limit int default 1000) returns int
 language sql
-as $$ select count(*)::int from trunkline._take_dead_letters(p_queue, p_ids, p_limit) $$;
+as $$ select count(*)::int from trunkline._remove_dead_letters(p_queue, p_ids, p_limit) $$;

@@ -294,21 +294,91 @@ begin
         v_state := 'leased';
         v_why := format('fetched by member "%s", not committed yet', p.member);
     elsif p.member is not null and p.deadline > v_now then
-        v_state := 'waiting';
+        v_state := 'ready';
         v_why := format('%s messages ahead; member "%s" owns the partition', p_offset - p.committed - 1, p.member);
     else
-        v_state := 'waiting';
+        v_state := 'ready';
         v_why := format('%s messages ahead; no member owns the partition', p_offset - p.committed - 1);
     end if;
-    if v_state = 'waiting' then
+    if v_state = 'ready' then
         v_ahead := p_offset - p.committed - 1;
         -- of all partitions; a partition has its share
         v_rate := trunkline._recent_rate('group', c.subscription_id) / (select count(*) from trunkline.cursors k where k.subscription_id = c.subscription_id);
     end if;
     return jsonb_build_object('state', v_state, 'reason', v_why, 'consumer', case when p.deadline > v_now then p.member end,
                               'until', case when v_state = 'leased' then p.deadline end)
-           || case when v_state = 'waiting' then jsonb_build_object('cause', case when p.member is not null and p.deadline > v_now then 'behind' else 'no_member' end, 'ahead', v_ahead,
+           || case when v_state = 'ready' then jsonb_build_object('cause', case when p.member is not null and p.deadline > v_now then 'behind' else 'no_member' end, 'ahead', v_ahead,
                   'rate_per_second', v_rate, 'expected_at', case when v_rate > 0 then v_now + least((v_ahead + 1) / v_rate, 3e8) * interval '1 second' end) else '{}' end;
+end
+$$;
+
+-- Returns the state of a message that was returned to its queue. p_holder, p_held_until: the open lease of its
+-- partition, in an ordered queue.
+create or replace function trunkline._explain_returned(q trunkline.queues, p_label text, p_attempt int, p_why "char", p_error text, p_due_at timestamptz,
+    p_holder text, p_held_until timestamptz, out state text, out reason text, out until timestamptz)
+language plpgsql stable
+as $$
+begin
+    state := case when q.paused then 'paused' when p_due_at > trunkline.clock() then 'delayed' when p_held_until is not null then 'blocked' else 'ready' end;
+    until := case when state = 'delayed' then p_due_at when state = 'blocked' then p_held_until end;
+    reason := case state when 'paused' then 'the queue is paused'
+                 when 'delayed' then format('retry after attempt %s%s', p_attempt, coalesce(': ' || p_error, ''))
+                 when 'blocked' then format('the queue is ordered, and %s has leased messages of this partition', coalesce(p_holder, 'a consumer'))
+                 else case when p_why = 'l' then format('skipped by claims for labels other than "%s"', p_label)
+                           when p_attempt = 0 and p_error is null then 'released without counting an attempt'
+                           else format('ready for retry after attempt %s%s', p_attempt, coalesce(': ' || p_error, '')) end end;
+end
+$$;
+
+-- Returns the state of a message that was not delivered yet. p_mismatch: why the subscription does not match it;
+-- p_next: the next offset to deliver.
+create or replace function trunkline._explain_new(q trunkline.queues, m trunkline.log_row, p_mismatch text, p_next bigint,
+    p_holder text, p_held_until timestamptz, out state text, out reason text, out until timestamptz)
+language plpgsql stable
+as $$
+begin
+    if p_mismatch is not null then
+        state := 'not_matched';
+        reason := p_mismatch;
+    elsif q.ttl is not null and m.entered_at < trunkline.clock() - q.ttl then
+        state := 'expired';
+        reason := format('older than the ttl of %s', trunkline._duration_text(q.ttl));
+    elsif q.paused then
+        state := 'paused';
+        reason := 'the queue is paused';
+    elsif m.entered_at + q.delivery_delay > trunkline.clock() then
+        state := 'delayed';
+        until := m.entered_at + q.delivery_delay;
+        reason := format('the queue has a delivery delay of %s', trunkline._duration_text(q.delivery_delay));
+    elsif p_held_until is not null then
+        state := 'blocked';
+        until := p_held_until;
+        reason := format('the queue is ordered, and %s has leased messages of this partition', coalesce(p_holder, 'a consumer'));
+    else
+        state := 'ready';
+        reason := format('%s messages ahead', m.log_offset - p_next);
+    end if;
+end
+$$;
+
+-- Returns the state of a message that was drawn, without a delivery that is still known.
+create or replace function trunkline._explain_unknown(c trunkline.cursors, q trunkline.queues, m trunkline.log_row, out state text, out reason text)
+language plpgsql stable
+as $$
+declare
+    v_lease  trunkline.leases;
+    v_purged boolean;
+begin
+    select * into v_lease from trunkline.leases l where l.cursor_id = c.cursor_id and c.drawn_seq is not null and l.first <= m.log_offset order by l.first desc limit 1;
+    v_purged := exists (select from trunkline._leases_of(c, m.log_offset) y join trunkline.settled e
+                        on e.rotation = (y.l).rotation and e.cursor_id = (y.l).cursor_id and e.first = (y.l).first and e.kind = 'p');
+    if v_purged or v_lease.first + v_lease.n > m.log_offset and not trunkline._leased(v_lease) @> m.log_offset then
+        state := case when not v_purged and q.ttl is not null and m.entered_at < v_lease.claimed_at - q.ttl then 'expired' else 'purged' end;
+        reason := case state when 'expired' then format('older than the ttl of %s when it was next to be delivered', trunkline._duration_text(q.ttl)) else 'purged' end;
+    else
+        state := 'gone';
+        reason := 'settled, expired or purged; delivery history no longer covers the message';
+    end if;
 end
 $$;
 
@@ -320,8 +390,6 @@ declare
     q         trunkline.queues;
     w         record;
     v_next    bigint;
-    v_lease   trunkline.leases;
-    v_purged  boolean;
     d         trunkline.dead_letters;
     x         record;
     v_now     timestamptz := trunkline.clock();
@@ -349,36 +417,9 @@ begin
         v_why := format('%s after %s: %s', case d.reason when 'buried' then 'buried' else 'out of attempts' end,
                         case d.attempts when 1 then '1 attempt' else d.attempts || ' attempts' end, coalesce(d.error, 'no error recorded'));
     elsif w.source_id is not null then
-        v_state := case when q.paused then 'paused' when w.due_at > v_now then 'delayed' when v_holder is not null then 'blocked' else 'waiting' end;
-        v_until := case when v_state = 'delayed' then w.due_at when v_state = 'blocked' then v_holder.deadline end;
-        v_why := case v_state when 'paused' then 'the queue is paused'
-                     when 'delayed' then format('retry after attempt %s%s', w.attempt, coalesce(': ' || w.error, ''))
-                     when 'blocked' then format('the queue is ordered, and %s has leased messages of this partition', coalesce(v_holder.consumer, 'a consumer'))
-                     else case when w.why = 'l' then format('skipped by claims for labels other than "%s"', m.label)
-                               when w.attempt = 0 and w.error is null then 'released without counting an attempt'
-                               else format('ready for retry after attempt %s%s', w.attempt, coalesce(': ' || w.error, '')) end end;
+        select * into v_state, v_why, v_until from trunkline._explain_returned(q, m.label, w.attempt, w.why, w.error, w.due_at, v_holder.consumer, v_holder.deadline);
     elsif m.log_offset >= v_next then
-        if p_mismatch is not null then
-            v_state := 'not_matched';
-            v_why := p_mismatch;
-        elsif q.ttl is not null and m.entered_at < v_now - q.ttl then
-            v_state := 'expired';
-            v_why := format('older than the ttl of %s', trunkline._duration_text(q.ttl));
-        elsif q.paused then
-            v_state := 'paused';
-            v_why := 'the queue is paused';
-        elsif m.entered_at + q.delivery_delay > v_now then
-            v_state := 'delayed';
-            v_until := m.entered_at + q.delivery_delay;
-            v_why := format('the queue has a delivery delay of %s', trunkline._duration_text(q.delivery_delay));
-        elsif v_holder is not null then
-            v_state := 'blocked';
-            v_until := v_holder.deadline;
-            v_why := format('the queue is ordered, and %s has leased messages of this partition', coalesce(v_holder.consumer, 'a consumer'));
-        else
-            v_state := 'waiting';
-            v_why := format('%s messages ahead', m.log_offset - v_next);
-        end if;
+        select * into v_state, v_why, v_until from trunkline._explain_new(q, m, p_mismatch, v_next, v_holder.consumer, v_holder.deadline);
     elsif x.kind is null and x.claimed_at is not null then
         if x.deadline > v_now then
             v_state := 'leased';
@@ -387,7 +428,7 @@ begin
             v_why := format('leased to %s, attempt %s', coalesce(x.consumer, 'an unnamed consumer'), x.attempt)
                      || case v_extended when 0 then '' when 1 then ', extended once' else format(', extended %s times', v_extended) end;
         else
-            v_state := 'waiting';
+            v_state := 'ready';
             v_why := 'lease expired; redelivery is due';
         end if;
     elsif x.kind = 'a' then
@@ -406,18 +447,9 @@ begin
         v_state := 'expired';
         v_why := format('returned after attempt %s, then expired or purged', x.attempt);
     else
-        select * into v_lease from trunkline.leases l where l.cursor_id = c.cursor_id and c.drawn_seq is not null and l.first <= m.log_offset order by l.first desc limit 1;
-        v_purged := exists (select from trunkline._leases_of(c, m.log_offset) y join trunkline.settled e
-                            on e.rotation = (y.l).rotation and e.cursor_id = (y.l).cursor_id and e.first = (y.l).first and e.kind = 'p');
-        if v_purged or v_lease.first + v_lease.n > m.log_offset and not trunkline._leased(v_lease) @> m.log_offset then
-            v_state := case when not v_purged and q.ttl is not null and m.entered_at < v_lease.claimed_at - q.ttl then 'expired' else 'purged' end;
-            v_why := case v_state when 'expired' then format('older than the ttl of %s when it was next to be delivered', trunkline._duration_text(q.ttl)) else 'purged' end;
-        else
-            v_state := 'gone';
-            v_why := 'settled, expired or purged; delivery history no longer covers the message';
-        end if;
+        select * into v_state, v_why from trunkline._explain_unknown(c, q, m);
     end if;
-    if v_state = 'waiting' then
+    if v_state = 'ready' then
         v_more := trunkline._waiting_for(q, case when w.source_id is null and x.claimed_at is null then m.log_offset - v_next else 0 end, m.label);
         v_why := concat_ws('; ', v_why, v_more ->> 'why');
     end if;
@@ -577,7 +609,7 @@ begin
     from (select * from trunkline._delayed d where d.id = p_id offset 0) s join trunkline.topics t using (topic_id) left join trunkline.queues q on q.inbox_id = t.topic_id
     where trunkline._is_waiting(s.no, s.xid, s.due_at) and (q.queue_id is null or not trunkline._is_withdrawn(q, s.xid, s.purge_no)) limit 1;
     if found then
-        return jsonb_build_object('id', p_id, 'state', 'scheduled', 'topic', case v_due.kind when 'topic' then v_due.name end,
+        return jsonb_build_object('id', p_id, 'state', 'delayed', 'topic', case v_due.kind when 'topic' then v_due.name end,
             'queue', case v_due.kind when 'inbox' then v_due.name end, 'until', v_due.due_at, 'reason', format('delayed until %s', v_due.due_at), 'readers', '[]'::jsonb);
     end if;
     -- of a redriven message, the newest offset counts

@@ -58,7 +58,7 @@ begin
                   where w.info -> 'queues' ? p_queue and w.seen_at > v_now - interval '1 minute') n
             join trunkline.job_limits x on x.name = n.name
             cross join lateral (select coalesce(sum(s.held), 0) as held, string_agg(format('%s (%s)', s.worker, s.held), ', ' order by s.held desc, s.worker) as holders
-                                from trunkline.job_slots s where s.limit_name = x.name and s.until > v_now and s.held > 0) h
+                                from trunkline.job_limit_shares s where s.limit_name = x.name and s.until > v_now and s.held > 0) h
             order by x.name
         loop
             if l.held >= l.max_running then

@@ -44,7 +44,7 @@ begin
         return null;
     end if;
     for p in 0 .. t.partitions - 1 loop
-        perform trunkline._make_cursor(s, t, p, trunkline._group_place(t, p, p_start));
+        perform trunkline._make_cursor(s, t, p, trunkline._resolve_group_position(t, p, p_start));
     end loop;
     return s;
 end
@@ -144,6 +144,125 @@ begin
 end
 $$;
 
+-- Returns a group and registers p_member in it, for fetch. Creates the group if p_create is true; fails with
+-- TL012 otherwise.
+create or replace function trunkline._join_group(p_topic text, p_group text, p_member text, p_lease interval, p_create boolean) returns trunkline.subscriptions
+language plpgsql
+as $$
+declare
+    t     trunkline.topics := trunkline._topic('topic', p_topic);
+    g     trunkline.subscriptions;
+    v_now timestamptz := trunkline.clock();
+begin
+    loop
+        select * into g from trunkline.subscriptions where kind = 'group' and topic_id = t.topic_id and name = p_group;
+        if not found then
+            if not p_create then
+                g := trunkline._group(t.topic_id, p_topic, p_group);
+            end if;
+            perform trunkline._commit_durably();
+            g := trunkline.ensure_group(p_topic, p_group);
+        end if;
+        update trunkline.members set seen_until = v_now + p_lease
+        where subscription_id = g.subscription_id and member = p_member and seen_until < v_now + p_lease * 0.66;
+        exit when found or exists (select from trunkline.members where subscription_id = g.subscription_id and member = p_member);
+        -- Waits here for a deletion of the group that is not committed yet. After that the group may not
+        -- exist.
+        perform from trunkline.subscriptions where subscription_id = g.subscription_id for key share;
+        if found then
+            insert into trunkline.members values (g.subscription_id, p_member, v_now + p_lease) on conflict do nothing;
+            exit;
+        end if;
+        t := trunkline._topic('topic', p_topic);
+    end loop;
+    return g;
+end
+$$;
+
+-- Returns the cursors of a group that a member owns, the free ones, and how many of these it may take to have
+-- its share of the partitions. Gives up what it owns above its share.
+create or replace function trunkline._share_of(p_subscription_id int, p_member text, out mine int[], out free int[], out room int)
+language plpgsql
+as $$
+declare
+    v_now   timestamptz := trunkline.clock();
+    v_all   int;
+    v_share int;
+begin
+    select coalesce(array_agg(x.cursor_id order by x.rank) filter (where x.owned), '{}'),
+           coalesce(array_agg(x.cursor_id order by x.rank) filter (where not x.owned and x.available), '{}'), count(*)
+      into mine, free, v_all
+      from (
+        select k.cursor_id, random() as rank, coalesce(p.member = p_member and p.deadline > v_now, false) as owned,
+               p.deadline is null or p.deadline <= v_now as available
+        from trunkline.cursors k
+        cross join lateral trunkline._position(k) p
+        where k.subscription_id = p_subscription_id
+      ) x;
+    select ceil(v_all::numeric / greatest(1, count(*))) into v_share
+    from trunkline.members where subscription_id = p_subscription_id and seen_until > v_now;
+    if cardinality(mine) > v_share then
+        perform trunkline._give_up(mine[v_share + 1:], p_member);
+        mine := mine[:v_share];
+    end if;
+    room := v_share - cardinality(mine);
+    if room <= 0 then
+        free := '{}';
+    end if;
+end
+$$;
+
+-- Returns the state of a cursor for a member that is about to fetch from it: with a new lease, from the
+-- committed position. Returns null if another member owns the partition, or if this one has not committed what
+-- it fetched with another generation.
+create or replace function trunkline._owned_by(s trunkline.positions, p_member text, p_lease interval, p_generation uuid) returns trunkline.positions
+language plpgsql
+as $$
+declare
+    v_now timestamptz := trunkline.clock();
+begin
+    if s.deadline > v_now and (s.member <> p_member or s.fetched > s.committed and s.generation is distinct from p_generation) then
+        return null;
+    end if;
+    if s.deadline is null or s.deadline <= v_now or s.member <> p_member then
+        s.member := p_member;
+        s.generation := gen_random_uuid();
+    end if;
+    s.fetched := s.committed;
+    s.last_match := null;
+    s.deadline := v_now + p_lease;
+    return s;
+end
+$$;
+
+-- Moves the state of a cursor with a pattern or filter behind the next messages that match, up to p_head.
+-- Returns the new state, these messages, and how many messages were looked at.
+create or replace function trunkline._take_matches(c trunkline.cursors, p_head bigint, p_limit int, p_max_bytes bigint, inout s trunkline.positions,
+    out taken int8multirange, out looked bigint)
+language plpgsql
+as $$
+declare
+    v_found trunkline.leases := trunkline._next_matches(c, s.fetched + 1, p_head, p_limit);
+    v_last  bigint;
+begin
+    looked := v_found.n;
+    taken := v_found.taken;
+    s.fetched := s.fetched + v_found.n;
+    if isempty(taken) then
+        -- Commit the position, so that no other fetch reads these messages again.
+        s.committed := s.fetched;
+        return;
+    end if;
+    v_last := trunkline._last_within(c, taken, p_max_bytes);
+    if v_last < upper(taken) - 1 then
+        taken := taken * int8multirange(int8range(null, v_last + 1));
+        s.fetched := v_last;
+    end if;
+    s.committed := lower(taken) - 1;
+    s.last_match := upper(taken) - 1;
+end
+$$;
+
 -- Leases one partition to a member and returns up to p_limit messages (at most 10,000) after the last commit.
 -- Returns no row if there are none. The lease is 1 second to 12 hours. If the group does not exist, it is
 -- created, unless p_create is false (TL012).
@@ -170,23 +289,18 @@ language plpgsql
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    t        trunkline.topics := trunkline._topic('topic', p_topic);
     g        trunkline.subscriptions;
     c        trunkline.cursors;
     s        trunkline.positions;
-    v_now    timestamptz := trunkline.clock();
     v_until  timestamptz;
-    v_mine   int[];
-    v_free   int[];
-    v_share  int;
+    v_own    record;
     v_head   bigint;
     v_last   bigint;
     v_try    int;
-    v_room   int;
-    v_filter boolean;
     v_looked bigint := 0;
-    v_found  trunkline.leases;
+    v_found  record;
 begin
+    perform trunkline._topic('topic', p_topic);
     perform trunkline._need_read_committed('fetch');
     perform trunkline._check_name('member', p_member);
     perform trunkline._check_range('limit', p_limit, 1, 10000);
@@ -194,49 +308,8 @@ begin
     if p_relaxed then
         perform set_config('synchronous_commit', 'off', true);
     end if;
-    loop
-        select * into g from trunkline.subscriptions where kind = 'group' and topic_id = t.topic_id and name = p_group;
-        if not found then
-            if not p_create then
-                g := trunkline._group(t.topic_id, p_topic, p_group);
-            end if;
-            perform trunkline._commit_durably();
-            g := trunkline.ensure_group(p_topic, p_group);
-            t := trunkline._topic('topic', p_topic);
-        end if;
-        update trunkline.members set seen_until = v_now + p_lease
-        where subscription_id = g.subscription_id and member = p_member and seen_until < v_now + p_lease * 0.66;
-        exit when found or exists (select from trunkline.members where subscription_id = g.subscription_id and member = p_member);
-        -- Waits here for a deletion of the group that is not committed yet. After that the group may not
-        -- exist.
-        perform from trunkline.subscriptions where subscription_id = g.subscription_id for key share;
-        if found then
-            insert into trunkline.members values (g.subscription_id, p_member, v_now + p_lease) on conflict do nothing;
-            exit;
-        end if;
-        t := trunkline._topic('topic', p_topic);
-    end loop;
-
-    select array_agg(x.cursor_id order by x.rank) filter (where x.owned),
-           array_agg(x.cursor_id order by x.rank) filter (where not x.owned and x.available)
-      into v_mine, v_free
-      from (
-        select k.cursor_id, random() as rank, coalesce(p.member = p_member and p.deadline > v_now, false) as owned,
-               p.deadline is null or p.deadline <= v_now as available
-        from trunkline.cursors k
-        cross join lateral trunkline._position(k) p
-        where k.subscription_id = g.subscription_id
-      ) x;
-    select ceil(t.partitions::numeric / greatest(1, count(*))) into v_share
-    from trunkline.members where subscription_id = g.subscription_id and seen_until > v_now;
-    if cardinality(v_mine) > v_share then
-        perform trunkline._give_up(v_mine[v_share + 1:], p_member);
-        v_mine := v_mine[:v_share];
-    end if;
-    v_room := v_share - coalesce(cardinality(v_mine), 0);
-    if v_room <= 0 then
-        v_free := '{}';
-    end if;
+    g := trunkline._join_group(p_topic, p_group, p_member, p_lease, p_create);
+    v_own := trunkline._share_of(g.subscription_id, p_member);
 
     -- Free partitions first, up to the share, then partitions of this member. A second round follows if
     -- messages have got an offset in the meantime.
@@ -244,71 +317,48 @@ begin
         exit when v_round = 2 and not trunkline._sequence_alone(null, array(select log from trunkline.cursors where subscription_id = g.subscription_id), case when p_relaxed then 0 else 1 end);
         for v_try in
             select x.cursor_id
-            from (select unnest(v_free) as cursor_id, 1 as turn union all select unnest(v_mine), 2) x
+            from (select unnest(v_own.free) as cursor_id, 1 as turn union all select unnest(v_own.mine), 2) x
             order by x.turn, random()
         loop
-            continue when v_room <= 0 and v_try = any (v_free);
+            continue when v_own.room <= 0 and v_try = any (v_own.free);
             continue when not pg_try_advisory_xact_lock(778005, v_try);
             select * into c from trunkline.cursors where cursor_id = v_try;
             continue when not found;
             s := trunkline._position(c);
             v_until := s.deadline;
-            v_now := trunkline.clock();
-            s.last_match := null;
-            continue when s.deadline > v_now and (s.member <> p_member or s.fetched > s.committed and s.generation is distinct from p_generation);
-            if s.deadline is null or s.deadline <= v_now or s.member <> p_member then
-                s.member := p_member;
-                s.generation := gen_random_uuid();
-            end if;
-            s.fetched := s.committed;
+            s := trunkline._owned_by(s, p_member, p_lease, p_generation);
+            continue when s is null;
             v_head := trunkline._head(c.log);
-            v_filter := c.pattern_regex is not null or c.filter is not null;
-            continue when v_head <= s.fetched and not v_try = any (coalesce(v_mine, '{}'));
-            v_last := least(v_head, s.fetched + p_limit);
-            s.deadline := v_now + p_lease;
-            if v_last > s.fetched and v_filter then
-                v_found := trunkline._next_matches(c, s.fetched + 1, v_head, p_limit);
-                v_looked := v_looked + v_found.n;
-                s.fetched := s.fetched + v_found.n;
-                if not isempty(v_found.taken) then
-                    v_last := trunkline._last_within(c, v_found.taken, p_max_bytes);
-                    if v_last < upper(v_found.taken) - 1 then
-                        v_found.taken := v_found.taken * int8multirange(int8range(null, v_last + 1));
-                        s.fetched := v_last;
-                    end if;
-                    s.committed := lower(v_found.taken) - 1;
-                    s.last_match := upper(v_found.taken) - 1;
-                    return query select c.partition, s.generation, s.deadline, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
-                                 from trunkline._read_set(c, v_found.taken) r;
+            continue when v_head <= s.fetched and not v_try = any (v_own.mine);
+            if v_head <= s.fetched then
+                -- No new messages: extend the lease, but do not write a row for each idle poll.
+                if v_until < s.deadline - p_lease * 0.34 then
                     perform trunkline._move(s);
-                    return;
                 end if;
-                -- No message here matches. Commit the position, so that no other fetch reads these messages
-                -- again, and continue with the next partition.
-                s.committed := s.fetched;
-                perform trunkline._move(s);
-                if v_looked >= 100000 then
-                    return;
-                end if;
-                if v_try = any (v_free) then
-                    v_room := v_room - 1;
-                    v_free := array_remove(v_free, v_try);
-                    v_mine := v_mine || v_try;
-                end if;
-                continue;
-            end if;
-            if v_last > s.fetched then
-                v_last := trunkline._last_within(c, int8multirange(int8range(s.fetched + 1, v_last + 1)), p_max_bytes);
+            elsif c.pattern_regex is null and c.filter is null then
+                v_last := trunkline._last_within(c, int8multirange(int8range(s.fetched + 1, least(v_head, s.fetched + p_limit) + 1)), p_max_bytes);
                 return query
                 select c.partition, s.generation, s.deadline, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
                 from trunkline._read(c.topic_id, c.partition, c.segment_rows, s.fetched + 1, v_last) r;
                 s.fetched := v_last;
                 perform trunkline._move(s);
                 return;
-            end if;
-            -- No new messages: extend the lease, but do not write a row for each idle poll.
-            if v_until < v_now + p_lease * 0.66 then
-                perform trunkline._move(s);
+            else
+                v_found := trunkline._take_matches(c, v_head, p_limit, p_max_bytes, s);
+                v_looked := v_looked + v_found.looked;
+                return query
+                select c.partition, (v_found.s).generation, (v_found.s).deadline, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
+                from trunkline._read_set(c, v_found.taken) r where not isempty(v_found.taken);
+                perform trunkline._move(v_found.s);
+                if not isempty(v_found.taken) or v_looked >= 100000 then
+                    return;
+                end if;
+                -- no message here matches: continue with the next partition
+                if v_try = any (v_own.free) then
+                    v_own.room := v_own.room - 1;
+                    v_own.free := array_remove(v_own.free, v_try);
+                    v_own.mine := v_own.mine || v_try;
+                end if;
             end if;
         end loop;
     end loop;
@@ -525,8 +575,19 @@ $$;
 -- for the first archived offset. Returns the next offset of each moved partition. Members lose these
 -- partitions, and their commits return 'lost'. Waits for open transactions that have fetched or committed in
 -- this group. Fails with TL006 if retention has removed the offset and it is not archived, and with TL007 if
--- it is above head + 1.
+-- it is above head + 1. undo_run restores the former positions: list_runs has the number of the seek.
 create or replace function trunkline.seek(p_topic text, p_group text, p_to text, p_partition int default null)
+returns table (partition int, next_offset bigint)
+language plpgsql
+as $$
+begin
+    return query select s.partition, s.next_offset from trunkline._seek(p_topic, p_group, p_to, p_partition, null) s;
+end
+$$;
+
+-- Moves a group as seek does; p_places: the position of each partition, by its number, instead of p_to. Notes
+-- the former positions in `runs`, so that undo_run can restore them.
+create or replace function trunkline._seek(p_topic text, p_group text, p_to text, p_partition int, p_places jsonb)
 returns table (partition int, next_offset bigint)
 language plpgsql
 as $$
@@ -536,6 +597,8 @@ declare
     g trunkline.subscriptions := trunkline._group(t.topic_id, p_topic, p_group);
     c trunkline.cursors;
     s trunkline.positions;
+    v_before jsonb := '{}';
+    v_moved  int := 0;
 begin
     perform trunkline._need_read_committed('seek');
     perform trunkline._commit_durably();
@@ -548,10 +611,12 @@ begin
     perform pg_advisory_xact_lock(778005, k.cursor_id)
     from (select cursor_id from trunkline.cursors where subscription_id = g.subscription_id order by cursor_id offset 0) k;
     for c in select * from trunkline.cursors k where k.subscription_id = g.subscription_id
-                and (p_partition is null or k.partition = p_partition) order by k.log loop
+                and (p_partition is null or k.partition = p_partition) and (p_places is null or p_places ? k.partition::text) order by k.log loop
         s := trunkline._position(c);
         partition := c.partition;
-        next_offset := trunkline._group_place(t, c.partition, p_to);
+        v_before := v_before || jsonb_build_object(c.partition::text, (s.committed + 1)::text);
+        v_moved := v_moved + 1;
+        next_offset := trunkline._resolve_group_position(t, c.partition, coalesce(p_places ->> c.partition::text, p_to));
         s.committed := next_offset - 1;
         s.fetched := s.committed;
         s.last_match := null;
@@ -561,5 +626,9 @@ begin
         perform trunkline._move(s);
         return next;
     end loop;
+    insert into trunkline.runs (kind, state, selector, options, made_by, made_at, start_at, ended_at, total, done, before)
+    select 'seek', 'done', jsonb_strip_nulls(jsonb_build_object('topic', p_topic, 'group', p_group, 'partition', p_partition, 'to', coalesce(p_places, to_jsonb(p_to)))), '{}',
+           session_user, x.now, x.now, x.now, v_moved, v_moved, v_before
+    from trunkline.clock() x(now);
 end
 $$;

@@ -79,7 +79,7 @@ create or replace view trunkline.deliveries as select * from trunkline.list_deli
 -- message is included while both the log and the delivery history keep it.
 -- Reads the newest p_limit rows of `list_deliveries`, then returns the acked messages in them, at most
 -- p_limit. So the result can be incomplete if other outcomes are frequent.
-create or replace function trunkline.list_archive(p_queue text default null, p_since interval default '1 day', p_limit int default 1000)
+create or replace function trunkline.list_completed(p_queue text default null, p_since interval default '1 day', p_limit int default 1000)
 returns table (queue text, id uuid, payload bytea, content_type text, created_at timestamptz, processed_at timestamptz, attempts int, consumer text,
                topic text, partition int, log_offset bigint, key text, routing_key text, label text, headers jsonb)
 language plpgsql stable
@@ -98,7 +98,7 @@ begin
 end
 $$;
 
-create or replace view trunkline.archive as select * from trunkline.list_archive(null, '30 days', 1000000);
+create or replace view trunkline.completed as select * from trunkline.list_completed(null, '30 days', 1000000);
 
 -- Removes history that is older than the longest `history` setting of all queues, and old fires of schedules,
 -- events of endpoints and progress of pipelines.

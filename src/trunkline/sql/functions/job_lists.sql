@@ -199,7 +199,7 @@ declare
     k_3      bigint;
     k_4      bigint;
 begin
-    foreach v_part in array case p_state when 'running' then '{a}' when 'waiting' then '{r,g}' when 'delayed' then '{l,g,d}' when 'blocked' then '{b}'
+    foreach v_part in array case p_state when 'running' then '{a}' when 'ready' then '{r,g}' when 'delayed' then '{l,g,d}' when 'blocked' then '{b}'
                                          when 'dead' then '{e}' else '{z}' end::text[] loop
         -- Parts before that of the position are done.
         if p_part is not null and v_part <> p_part then
@@ -289,13 +289,13 @@ language sql
 as $$
     select case when p_queue is not null then array[p_queue]
                 when p_state = 'blocked' then array(select q.name from trunkline.queues q where exists (select from trunkline.job_waiting w where w.queue = q.name))
-                when p_state in ('running', 'dead', 'waiting', 'delayed') then
+                when p_state in ('running', 'dead', 'ready', 'delayed') then
                     array(select s.queue from trunkline.queue_stats() s
-                          where case p_state when 'running' then s.leased when 'dead' then s.dead when 'waiting' then s.ready else s.delayed end > 0)
+                          where case p_state when 'running' then s.leased when 'dead' then s.dead when 'ready' then s.ready else s.delayed end > 0)
                 else array(select q.name from trunkline.queues q) end
 $$;
 
--- Returns jobs of a queue, or of all queues (null), by state, then by queue. p_state: running, waiting,
+-- Returns jobs of a queue, or of all queues (null), by state, then by queue. p_state: running, ready,
 -- delayed, blocked, dead or done; null for all but done. p_kind: only jobs of this kind.
 --
 -- Returns up to p_limit jobs (1 to 10,000). For more, call it again with the position of the last row as
@@ -322,7 +322,7 @@ declare
 begin
     perform trunkline._check_range('limit', p_limit, 1, 10000);
     if p_state <> all (v_states) or v_after[1] <> all (v_states) then
-        perform trunkline._fail('TL001', format('state must be "running", "waiting", "delayed", "blocked", "dead" or "done", got %s',
+        perform trunkline._fail('TL001', format('state must be "running", "ready", "delayed", "blocked", "dead" or "done", got %s',
                                                 trunkline._quoted(case when p_state <> all (v_states) then p_state else v_after[1] end, 50)),
                                 'Use one of these states, or null for all but "done".');
     elsif p_queue is not null then
@@ -393,6 +393,6 @@ as $$
     cross join lateral (
         select sum(s.held) as running, count(*) filter (where s.wanted > s.held) as waiting,
                jsonb_agg(jsonb_build_object('worker', s.worker, 'running', s.held, 'waits', coalesce(s.wanted > s.held, false), 'until', s.until) order by s.held desc, s.worker) as holders
-        from trunkline.job_slots s where s.limit_name = l.name and s.until > trunkline.clock() and (s.held > 0 or s.wanted > s.held)) h
+        from trunkline.job_limit_shares s where s.limit_name = l.name and s.until > trunkline.clock() and (s.held > 0 or s.wanted > s.held)) h
     order by l.name
 $$;

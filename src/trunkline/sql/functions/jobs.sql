@@ -13,7 +13,7 @@
 -- Only receipts with the result done have an effect. A repeat is harmless: a repeated ack returns done again,
 -- a repeated bury or nack returns lost. Locks the rows of the leases and of waiting jobs until the
 -- transaction ends.
-create or replace function trunkline.finish_jobs(
+create or replace function trunkline.settle_jobs(
     p_verb text, p_receipts text[], p_ids uuid[], p_results bytea[] default null, p_tracked boolean[] default null, p_uniques text[] default null,
     p_error text default null)
 returns text[]
@@ -476,7 +476,7 @@ $$;
 --
 -- Locks the rows of the limits until the transaction ends. p_relaxed turns synchronous_commit off for the
 -- transaction. Needs read committed.
-create or replace function trunkline.hold_slots(p_worker text, p_limits text[], p_wants int[], p_for interval default '15 seconds', p_relaxed boolean default false) returns int[]
+create or replace function trunkline.acquire_limit(p_worker text, p_limits text[], p_wants int[], p_for interval default '15 seconds', p_relaxed boolean default false) returns int[]
 language plpgsql
 as $$
 declare
@@ -484,11 +484,11 @@ declare
     v_max    int;
     v_free   int;
     v_grant  int;
-    s        trunkline.job_slots;
+    s        trunkline.job_limit_shares;
     v_grants int[] := array_fill(0, array[cardinality(p_limits)]);
     r        record;
 begin
-    perform trunkline._need_read_committed('hold_slots');
+    perform trunkline._need_read_committed('acquire_limit');
     perform trunkline._need_duration('for', p_for, '1 second', '1 hour');
     if p_relaxed then
         perform set_config('synchronous_commit', 'off', true);
@@ -500,12 +500,12 @@ begin
             continue;
         end if;
         v_now := trunkline.clock();
-        select v_max - coalesce(sum(held), 0) into v_free from trunkline.job_slots where limit_name = r.name and worker <> p_worker and until > v_now;
+        select v_max - coalesce(sum(held), 0) into v_free from trunkline.job_limit_shares where limit_name = r.name and worker <> p_worker and until > v_now;
         v_grant := greatest(0, least(r.want, v_free));
-        select * into s from trunkline.job_slots where limit_name = r.name and worker = p_worker;
+        select * into s from trunkline.job_limit_shares where limit_name = r.name and worker = p_worker;
         -- Whether the worker waits for more is written when it changes, not each number that it wants.
         if s.held is distinct from v_grant or s.until < v_now + p_for * 0.6 or (s.wanted > s.held) is distinct from (r.want > v_grant) then
-            insert into trunkline.job_slots (limit_name, worker, held, wanted, until) values (r.name, p_worker, v_grant, r.want, v_now + p_for)
+            insert into trunkline.job_limit_shares (limit_name, worker, held, wanted, until) values (r.name, p_worker, v_grant, r.want, v_now + p_for)
             on conflict (limit_name, worker) do update set held = excluded.held, wanted = excluded.wanted, until = excluded.until;
         end if;
         v_grants[r.ord] := v_grant;
@@ -518,7 +518,7 @@ $$;
 -- the seconds until the next token (else 0). A limit that does not exist, or has no rate, grants everything.
 -- Locks the row of the limit until the transaction ends. p_relaxed turns synchronous_commit off for the
 -- transaction. Needs read committed.
-create or replace function trunkline.take_tokens(p_limit text, p_want int, p_relaxed boolean default false, out granted int, out seconds double precision)
+create or replace function trunkline.acquire_tokens(p_limit text, p_want int, p_relaxed boolean default false, out granted int, out seconds double precision)
 language plpgsql
 as $$
 declare
@@ -526,7 +526,7 @@ declare
     v_now   timestamptz;
     v_have  double precision;
 begin
-    perform trunkline._need_read_committed('take_tokens');
+    perform trunkline._need_read_committed('acquire_tokens');
     if p_relaxed then
         perform set_config('synchronous_commit', 'off', true);
     end if;
@@ -564,11 +564,11 @@ begin
 end
 $$;
 
--- Removes a worker that has ended, and releases the capacity that it reserved with hold_slots.
+-- Removes a worker that has ended, and releases the capacity that it reserved with acquire_limit.
 create or replace function trunkline.forget_worker(p_worker text) returns void
 language sql
 as $$
-    delete from trunkline.job_slots where worker = p_worker;
+    delete from trunkline.job_limit_shares where worker = p_worker;
     delete from trunkline.job_workers where worker = p_worker
 $$;
 
@@ -583,7 +583,7 @@ as $$
 $$;
 
 -- Inspecting. A job is a message with a label; messages without a label are not jobs. Its state is one of:
---   running (leased by a worker), waiting (ready to start), delayed (until due_at), blocked (by other jobs),
+--   running (leased by a worker), ready (can start now), delayed (until due_at), blocked (by other jobs),
 --   dead (a dead letter), done, cancelled (while it was blocked),
 --   failed (its dead letter was removed, or its queue refused it when its parents were done),
 --   gone (settled, expired or purged, longer ago than the delivery history reaches).
@@ -680,8 +680,8 @@ begin
         queue := e ->> 'queue';
         reason := e ->> 'reason';
         due_at := e ->> 'until';
-        state := case e ->> 'state' when 'scheduled' then 'delayed' when 'not_sequenced' then 'waiting' when 'dead' then 'dead' else 'gone' end;
-        if e ->> 'state' = 'scheduled' then
+        state := case e ->> 'state' when 'delayed' then 'delayed' when 'not_sequenced' then 'ready' when 'dead' then 'dead' else 'gone' end;
+        if e ->> 'state' = 'delayed' then
             select null, s.id, s.key, null, s.label, s.headers, s.payload, null, null, null into m from trunkline._delayed s where s.id = p_id limit 1;
         elsif e ->> 'state' = 'not_sequenced' then
             t := trunkline._topic(case when queue is null then 'topic' else 'inbox' end, coalesce(queue, e ->> 'topic'));
@@ -698,15 +698,15 @@ begin
             attempt := coalesce((r ->> 'attempt')::int, 0);
             history := coalesce(r -> 'history', history);
             state := case when r ->> 'state' = 'acked' then 'done' when r ->> 'state' = 'leased' then 'running'
-                         when r ->> 'state' in ('blocked', 'paused') then 'waiting' when r ->> 'state' in ('waiting', 'delayed', 'dead') then r ->> 'state' else 'gone' end;
+                         when r ->> 'state' in ('blocked', 'paused') then 'ready' when r ->> 'state' in ('ready', 'delayed', 'dead') then r ->> 'state' else 'gone' end;
             select x.* into p from trunkline.queues q join trunkline.cursors c using (queue_id) cross join lateral trunkline._returned_at(c, m.log_offset) x
             where q.name = r ->> 'name' and c.topic_id = t.topic_id and c.partition = (e ->> 'partition')::int;
             if p.source_id is not null then
-                state := case when p.due_at > trunkline.clock() then 'delayed' else 'waiting' end;
+                state := case when p.due_at > trunkline.clock() then 'delayed' else 'ready' end;
                 due_at := p.due_at;
                 attempt := p.attempt;
                 error := p.error;
-            elsif state = 'running' or state = 'waiting' and history -> -1 ? 'settled_at' and history -> -1 ->> 'settled_at' is null then
+            elsif state = 'running' or state = 'ready' and history -> -1 ? 'settled_at' and history -> -1 ->> 'settled_at' is null then
                 -- An expired lease counts as running until a pass ends it; list_jobs does the same.
                 state := 'running';
                 due_at := null;
@@ -757,7 +757,7 @@ declare
 begin
     delete from trunkline.job_unique u where u.until <= trunkline.clock() or exists (select from trunkline.dead_letters d where d.id = u.job_id);
     delete from trunkline.job_workers where seen_at < trunkline.clock() - interval '1 hour';
-    delete from trunkline.job_slots where until < trunkline.clock() - interval '1 hour';
+    delete from trunkline.job_limit_shares where until < trunkline.clock() - interval '1 hour';
     delete from trunkline.job_cancels where at < trunkline.clock() - interval '400 days';
     return v_count + trunkline._turn_window('job_results', trunkline._setting('job_results_keep')::interval)
                    + trunkline._turn_window('job_once', trunkline._setting('job_once_keep')::interval);

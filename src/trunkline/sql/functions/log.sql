@@ -211,10 +211,9 @@ begin
     perform trunkline._commit_durably();
     perform trunkline._write_ticks(v_log, coalesce(t.first_offset + t.n, 1), v_found.ids, v_snapshot, v_last_id, v_whole, nullif(v_found.own_ids, '{}'));
 
-    -- Keep one segment ahead of the publishers, also if no service runs upkeep. This lock comes before the
-    -- sequencing lock in the lock order, so it is only tried. Its holder creates segments, or the next tick
-    -- does.
-    if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, v_last_id / p_segment_rows + 1)) is null
+    -- Keep ahead of the publishers, also if no service runs upkeep. This lock comes before the sequencing lock
+    -- in the lock order, so it is only tried. Its holder creates segments, or the next tick does.
+    if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, trunkline._newest_segment(v_last_id, p_segment_rows))) is null
        and pg_try_advisory_xact_lock(778003, p_topic_id) then
         perform trunkline._make_segments(p_topic_id);
     end if;
@@ -600,39 +599,39 @@ $$;
 
 -- Returns the next offset to deliver from a position: 'earliest', 'latest', an offset, or a time. Fails with
 -- TL006 below the earliest available offset, and with TL007 above head + 1.
-create or replace function trunkline._place(t trunkline.topics, p_partition int, p_place text) returns bigint
+create or replace function trunkline._resolve_position(t trunkline.topics, p_partition int, p_position text) returns bigint
 language plpgsql
 as $$
 declare
     v_base  bigint := (select base_offset from trunkline.logs where log = t.topic_id * 64 + p_partition);
     v_head  bigint;
-    v_place bigint;
+    v_offset bigint;
     v_at    timestamptz;
 begin
-    if p_place = 'earliest' then
+    if p_position = 'earliest' then
         return v_base;
     end if;
     v_head := trunkline._head(t.topic_id * 64 + p_partition);
-    if p_place = 'latest' then
+    if p_position = 'latest' then
         return v_head + 1;
     end if;
-    if p_place ~ '^[0-9]{1,18}$' then
-        v_place := p_place;
-        if v_place < v_base then
-            perform trunkline._below_base(t.topic_id, p_partition, v_place);
-        elsif v_place > v_head + 1 then
-            perform trunkline._fail('TL007', format('offset %s is out of range: the head of topic "%s", partition %s, is %s', v_place, t.name, p_partition, v_head),
+    if p_position ~ '^[0-9]{1,18}$' then
+        v_offset := p_position;
+        if v_offset < v_base then
+            perform trunkline._below_base(t.topic_id, p_partition, v_offset);
+        elsif v_offset > v_head + 1 then
+            perform trunkline._fail('TL007', format('offset %s is out of range: the head of topic "%s", partition %s, is %s', v_offset, t.name, p_partition, v_head),
                                     'Use "latest" to start with new messages.');
         end if;
-        return v_place;
+        return v_offset;
     end if;
     begin
-        v_at := p_place::timestamptz;
+        v_at := p_position::timestamptz;
     exception when others then
         v_at := null;
     end;
     if v_at is null or not isfinite(v_at) then
-        perform trunkline._fail('TL001', format('position must be "earliest", "latest", an offset or a time, got %s', trunkline._quoted(p_place)),
+        perform trunkline._fail('TL001', format('position must be "earliest", "latest", an offset or a time, got %s', trunkline._quoted(p_position)),
                                 'Write an offset as "42", and a time as "2026-11-15 12:00+00".');
     end if;
     return trunkline._offset_at(t, p_partition, v_at);
@@ -642,13 +641,13 @@ $$;
 -- Returns the next offset to read from a position: 'earliest', 'latest', an offset, or a time. 'latest' is
 -- head + 1. Fails with TL006 if retention has removed the offset, with TL007 if it is above head + 1, and
 -- with TL001 for any other text.
-create or replace function trunkline.offset_of(p_topic text, p_partition int, p_place text) returns bigint
+create or replace function trunkline.offset_of(p_topic text, p_partition int, p_position text) returns bigint
 language plpgsql
 as $$
 declare
     t trunkline.topics := trunkline._topic('topic', p_topic);
 begin
     perform trunkline._check_partition(t, p_partition);
-    return trunkline._place(t, p_partition, p_place);
+    return trunkline._resolve_position(t, p_partition, p_position);
 end
 $$;

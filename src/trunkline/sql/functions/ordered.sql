@@ -60,6 +60,41 @@ begin
 end
 $$;
 
+-- Returns the draw s with the first returned messages of an ordered partition (state p_state) that are due and
+-- have the same number of attempts.
+create or replace function trunkline._next_returned(c trunkline.cursors, q trunkline.queues, s trunkline.leases, p_state record, p_want int) returns trunkline.leases
+language plpgsql
+as $$
+declare
+    v_now  timestamptz := trunkline.clock();
+    v_take int := 0;
+    v_gone boolean[];
+begin
+    while v_take < least(p_want, cardinality(p_state.offsets)) and p_state.dues[v_take + 1] <= v_now and p_state.attempts[v_take + 1] = p_state.attempts[1] loop
+        v_take := v_take + 1;
+    end loop;
+    if v_take = 0 then
+        return s;
+    end if;
+    s.n := v_take;
+    s.offsets := p_state.offsets[:v_take];
+    s.attempts := p_state.attempts[:v_take];
+    s.source_ids := array_fill(c.cursor_id, array[v_take]);
+    s.held_offsets := p_state.offsets[v_take + 1:];
+    s.held_attempts := p_state.attempts[v_take + 1:];
+    s.held_dues := p_state.dues[v_take + 1:];
+    s.held_errors := p_state.errors[v_take + 1:];
+    select array_agg(x.log_offset < g.base_offset or x.log_offset <= c.purged_upto or coalesce(m.entered_at < v_now - q.ttl, false) order by x.log_offset) into v_gone
+    from unnest(s.offsets) x(log_offset) cross join (select base_offset from trunkline.logs where log = c.log) g
+    left join lateral (select r.entered_at from trunkline._read_left(c, x.log_offset) r where q.ttl is not null) m on true;
+    if true = any (v_gone) then
+        s.taken := (select coalesce(range_agg(int8range(s.first + i - 1, s.first + i)), '{}') from generate_series(1, v_take) i where not v_gone[i]);
+        s.expired := (select count(*) from unnest(v_gone) x where x);
+    end if;
+    return s;
+end
+$$;
+
 -- Returns the next lease of one partition. n is 0 if no message can be delivered now. The caller holds the
 -- cursor's lock. An overdue lease is expired here.
 create or replace function trunkline._next_ordered(c trunkline.cursors, q trunkline.queues, p_want int) returns trunkline.leases
@@ -69,10 +104,8 @@ declare
     v_now  timestamptz := trunkline.clock();
     o      record;
     s      trunkline.leases := trunkline._new_draw(c);
-    v_take int := 0;
     v_head bigint;
     v_scan trunkline.leases;
-    v_gone boolean[];
 begin
     o := trunkline._ordered_state(c);
     if o.is_open then
@@ -84,30 +117,8 @@ begin
     s.first := coalesce((o.l).first + (o.l).n, 1);
     s.next_offset := o.next_offset;
     if o.offsets is not null then
-        -- Returned messages come first, in the order of the log. A lease contains the first messages that are
-        -- due and have the same number of attempts.
-        while v_take < least(p_want, cardinality(o.offsets)) and o.dues[v_take + 1] <= v_now and o.attempts[v_take + 1] = o.attempts[1] loop
-            v_take := v_take + 1;
-        end loop;
-        if v_take = 0 then
-            return s;
-        end if;
-        s.n := v_take;
-        s.offsets := o.offsets[:v_take];
-        s.attempts := o.attempts[:v_take];
-        s.source_ids := array_fill(c.cursor_id, array[v_take]);
-        s.held_offsets := o.offsets[v_take + 1:];
-        s.held_attempts := o.attempts[v_take + 1:];
-        s.held_dues := o.dues[v_take + 1:];
-        s.held_errors := o.errors[v_take + 1:];
-        select array_agg(x.log_offset < g.base_offset or x.log_offset <= c.purged_upto or coalesce(m.entered_at < v_now - q.ttl, false) order by x.log_offset) into v_gone
-        from unnest(s.offsets) x(log_offset) cross join (select base_offset from trunkline.logs where log = c.log) g
-        left join lateral (select r.entered_at from trunkline._read_left(c, x.log_offset) r where q.ttl is not null) m on true;
-        if true = any (v_gone) then
-            s.taken := (select coalesce(range_agg(int8range(s.first + i - 1, s.first + i)), '{}') from generate_series(1, v_take) i where not v_gone[i]);
-            s.expired := (select count(*) from unnest(v_gone) x where x);
-        end if;
-        return s;
+        -- returned messages come first, in the order of the log
+        return trunkline._next_returned(c, q, s, o, p_want);
     end if;
     v_head := trunkline._head(c.log);
     v_scan.first := greatest(o.next_offset, (select base_offset from trunkline.logs where log = c.log));

@@ -127,6 +127,7 @@ declare
     v_id int := (select cursor_id from trunkline.cursors where queue_id = p_queue_id and kind = 'label' and label is not distinct from p_label);
 begin
     if v_id is null and (select count(*) from trunkline.cursors where queue_id = p_queue_id and kind = 'label') < 100 then
+        perform nextval('trunkline.label_cursors');
         insert into trunkline.cursors (kind, queue_id, label) values ('label', p_queue_id, p_label) returning cursor_id into v_id;
         perform trunkline._make_sequences(v_id);
     end if;
@@ -482,9 +483,17 @@ begin
     perform setval('trunkline.pass_visited', coalesce(v_turn[300], 0));
     return query
     select k.* from trunkline.cursors k
-    -- the same as _cursor_state and _drawn, which would cost five times as much as the rest
-    left join lateral (select x.upto, x.drawn, x.drawn_before, x.open from trunkline.cursor_states x where x.cursor_id = k.cursor_id order by x.pass desc limit 1) s on true
-    cross join lateral (select coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn offset 0) d
+    cross join lateral (select pg_sequence_last_value(k.drawn_seq) as last, coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn offset 0) d
+    -- The same as _cursor_state and _drawn, which would cost five times as much as the rest. Most queues never
+    -- return a message: then nothing was drawn from that cursor. A state in the current
+    -- rotation partition is newer than all others.
+    left join lateral (
+        (select x.upto, x.drawn, x.drawn_before, x.open from trunkline.cursor_states x
+         where (d.last is not null or k.kind = 'log') and x.rotation = p.rotation and x.cursor_id = k.cursor_id order by x.pass desc limit 1)
+        union all
+        (select x.upto, x.drawn, x.drawn_before, x.open from trunkline.cursor_states x
+         where (d.last is not null or k.kind = 'log') and x.cursor_id = k.cursor_id order by x.pass desc limit 1)
+        limit 1) s on true
     where k.cursor_id = any (array(
             select cursor_id from trunkline._new_leases(p)
             union select x.cursor_id from trunkline.cursor_states x

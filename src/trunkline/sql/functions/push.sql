@@ -166,7 +166,7 @@ begin
     if p_url is not null then
         perform trunkline._check_url(p_url);
         perform trunkline._note_network(p_name, p_url);
-        delete from trunkline.endpoint_bars where endpoint_id = e.endpoint_id;
+        delete from trunkline.egress_denials where endpoint_id = e.endpoint_id;
     end if;
 end
 $$;
@@ -197,7 +197,7 @@ as $$ select (trunkline._endpoint(p_name)).secrets $$;
 create or replace function trunkline._set_endpoint_state(p_endpoint_id int, p_state text, p_reason text) returns void
 language sql
 as $$
-    delete from trunkline.endpoint_bars where endpoint_id = p_endpoint_id;
+    delete from trunkline.egress_denials where endpoint_id = p_endpoint_id;
     update trunkline.endpoints set state = p_state, reason = left(p_reason, 1000), updated_at = trunkline.clock(),
         open_until = null, openings = 0, probe_until = null, held_until = null
     where endpoint_id = p_endpoint_id;
@@ -247,14 +247,14 @@ $$;
 
 -- Returns how many of the live dispatchers have egress to an endpoint denied, and why; null if none has. Only
 -- dispatchers that tried to send count.
-create or replace function trunkline._barred(p_endpoint_id int) returns text
+create or replace function trunkline._egress_denied(p_endpoint_id int) returns text
 language sql stable
 as $$
-    select case when d.barred = d.live then 'egress denied on all dispatchers' else format('egress denied on %s of %s dispatchers', d.barred, d.live) end || ': ' || d.reason
-    from (select count(*) as live, count(b.dispatcher) as barred, max(b.reason) as reason
-          from trunkline.dispatchers x left join trunkline.endpoint_bars b on b.dispatcher = x.dispatcher and b.endpoint_id = p_endpoint_id
+    select case when d.denied = d.live then 'egress denied on all dispatchers' else format('egress denied on %s of %s dispatchers', d.denied, d.live) end || ': ' || d.reason
+    from (select count(*) as live, count(b.dispatcher) as denied, max(b.reason) as reason
+          from trunkline.dispatchers x left join trunkline.egress_denials b on b.dispatcher = x.dispatcher and b.endpoint_id = p_endpoint_id
           where x.seen_until >= trunkline.clock()) d
-    where d.barred > 0
+    where d.denied > 0
 $$;
 
 -- Returns why no message of a bound queue is sent now. Null: messages are sent, or the queue is not bound to
@@ -266,7 +266,7 @@ as $$
                 when not exists (select from trunkline.dispatchers x where x.seen_until >= trunkline.clock()) then format('no dispatcher is running for endpoint "%s"', e.name)
                 when e.openings > 0 then format('circuit breaker of endpoint "%s" is open', e.name)
                 when e.held_until > trunkline.clock() then format('endpoint "%s" is backing off until %s', e.name, e.held_until)
-                else format('endpoint "%s": ', e.name) || trunkline._barred(e.endpoint_id) end
+                else format('endpoint "%s": ', e.name) || trunkline._egress_denied(e.endpoint_id) end
     from trunkline.bindings b join trunkline.endpoints e using (endpoint_id) where b.queue_id = p_queue_id
 $$;
 
@@ -278,7 +278,7 @@ returns table (name text, url text, state text, reason text, rate float8, burst 
                headers text[], secrets int, queues text[], breaker text, open_until timestamptz, held_until timestamptz, created_at timestamptz, updated_at timestamptz)
 language sql
 as $$
-    select e.name, e.url, e.state, coalesce(e.reason, case when e.state = 'enabled' then trunkline._barred(e.endpoint_id) end), e.rate,
+    select e.name, e.url, e.state, coalesce(e.reason, case when e.state = 'enabled' then trunkline._egress_denied(e.endpoint_id) end), e.rate,
            case when e.rate is not null then e.burst end, e.max_in_flight, e.timeout, e.mode, e.batch_size,
            array(select k from jsonb_object_keys(e.headers) k order by k), cardinality(e.secrets),
            array(select q.name from trunkline.bindings b join trunkline.queues q using (queue_id) where b.endpoint_id = e.endpoint_id order by q.name),
@@ -512,7 +512,7 @@ begin
            array_agg(content_type order by entered_at, id) as content_types, array_agg(occurred_at order by entered_at, id) as occurred_ats,
            array_agg(row(created_at, origin_topic)::trunkline.origin order by entered_at, id) as origins
       into m
-      from (select distinct on (a.id) a.*, r.occurred_at, r.entered_at, coalesce(r.topic, a.topic) as origin_topic from trunkline.list_archive(p_queue, trunkline.clock() - v_from, 1000000) a
+      from (select distinct on (a.id) a.*, r.occurred_at, r.entered_at, coalesce(r.topic, a.topic) as origin_topic from trunkline.list_completed(p_queue, trunkline.clock() - v_from, 1000000) a
             join trunkline.cursors c on c.queue_id = (trunkline._queue(p_queue)).queue_id and c.kind = 'log' and c.topic is not distinct from a.topic and c.partition = a.partition
             cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, a.log_offset, a.log_offset) r
             where (p_ids is null or a.id = any (p_ids)) and a.processed_at >= v_from and (p_to is null or a.processed_at < p_to)
@@ -570,9 +570,9 @@ begin
         where x.id in (select y.id from trunkline.endpoint_tests y
                        -- A dispatcher whose egress is denied gets a test only if all live dispatchers are
                        -- denied.
-                       where not exists (select from trunkline.endpoint_bars b where b.endpoint_id = y.endpoint_id and b.dispatcher = p_dispatcher)
+                       where not exists (select from trunkline.egress_denials b where b.endpoint_id = y.endpoint_id and b.dispatcher = p_dispatcher)
                           or not exists (select from trunkline.dispatchers z where z.seen_until >= v_now and not exists (
-                                 select from trunkline.endpoint_bars b where b.endpoint_id = y.endpoint_id and b.dispatcher = z.dispatcher))
+                                 select from trunkline.egress_denials b where b.endpoint_id = y.endpoint_id and b.dispatcher = z.dispatcher))
                        order by y.asked_at limit 100 for update skip locked) returning x.id, x.endpoint_id
     )
     select v_now, case when v_live = 1 then 0 else greatest(0, extract(epoch from d.joined_at + interval '3 seconds' - v_now)) end::float8,
@@ -589,7 +589,7 @@ begin
     cross join lateral (select array_agg(a.id) as ids from asked a where a.endpoint_id = e.endpoint_id) t
     cross join lateral (
         select count(*)::int as n, (count(*) filter (where (x.joined_at, x.dispatcher) < (d.joined_at, p_dispatcher)))::int as before, max(y.until) filter (where x.dispatcher = p_dispatcher) as mine
-        from trunkline.endpoint_bars y join trunkline.dispatchers x on x.dispatcher = y.dispatcher
+        from trunkline.egress_denials y join trunkline.dispatchers x on x.dispatcher = y.dispatcher
         where y.endpoint_id = e.endpoint_id and x.seen_until >= v_now and y.until > case when x.dispatcher = p_dispatcher then v_now else v_now + interval '3 seconds' end) r
     cross join lateral (select greatest(1, v_live - r.n) as n) s
     where b.ids is not null or t.ids is not null;
@@ -612,7 +612,7 @@ as $$ delete from trunkline.dispatchers where dispatcher = p_dispatcher $$;
 -- all, valid for one second.
 --
 -- Locks the rate of the endpoint (778007) until the transaction ends. Needs read committed.
-create or replace function trunkline.take_permits(p_endpoint_id int, p_want int)
+create or replace function trunkline.acquire_permits(p_endpoint_id int, p_want int)
 returns table (delays float8[], valid float8, wait float8)
 language plpgsql
 as $$
@@ -629,7 +629,7 @@ declare
     v_start bigint;
     v_list  float8[] := '{}';
 begin
-    perform trunkline._need_read_committed('take_permits');
+    perform trunkline._need_read_committed('acquire_permits');
     select e.rate, e.burst into v_rate, v_burst from trunkline.endpoints e where e.endpoint_id = p_endpoint_id;
     if v_rate is null or v_pace is null then
         return query select array_fill(0::float8, array[p_want]), 1::float8, 0::float8;
@@ -747,7 +747,7 @@ $$;
 
 -- Acquires the probe of a half-open breaker; returns true if the caller may send one request to test the
 -- receiver. One caller at a time gets it, for the endpoint's timeout plus 10 seconds.
-create or replace function trunkline.take_probe(p_endpoint_id int) returns boolean
+create or replace function trunkline.acquire_probe(p_endpoint_id int) returns boolean
 language plpgsql
 as $$
 begin
@@ -772,7 +772,7 @@ $$;
 
 -- Pauses requests to an endpoint for p_for, at most one hour, because the receiver asked for it
 -- (Retry-After). Applies to all dispatchers. Never shortens a pause.
-create or replace function trunkline.hold_endpoint(p_endpoint_id int, p_for interval) returns void
+create or replace function trunkline.defer_endpoint(p_endpoint_id int, p_for interval) returns void
 language plpgsql
 as $$
 begin
@@ -787,14 +787,14 @@ $$;
 -- Records that the egress policy of a dispatcher denies an endpoint's address, and returns for how many
 -- seconds. The dispatcher leaves the endpoint to the others for that time: 10 seconds at first, doubled each
 -- time up to 300. p_probing: the caller held the probe of a half-open breaker, which others may acquire now.
-create or replace function trunkline.bar_dispatcher(p_dispatcher text, p_endpoint_id int, p_reason text, p_probing boolean default false) returns float8
+create or replace function trunkline.deny_egress(p_dispatcher text, p_endpoint_id int, p_reason text, p_probing boolean default false) returns float8
 language plpgsql
 as $$
 declare
     v_now   timestamptz := trunkline.clock();
     v_until timestamptz;
 begin
-    insert into trunkline.endpoint_bars as b (endpoint_id, dispatcher, times, until, reason)
+    insert into trunkline.egress_denials as b (endpoint_id, dispatcher, times, until, reason)
     select e.endpoint_id, d.dispatcher, 1, v_now + interval '10 seconds', left(p_reason, 1000)
     from trunkline.endpoints e cross join trunkline.dispatchers d where e.endpoint_id = p_endpoint_id and d.dispatcher = p_dispatcher
     on conflict (endpoint_id, dispatcher) do update
@@ -803,13 +803,13 @@ begin
     if p_probing then
         update trunkline.endpoints set probe_until = null where endpoint_id = p_endpoint_id and openings > 0;
     end if;
-    select b.until into v_until from trunkline.endpoint_bars b where b.endpoint_id = p_endpoint_id and b.dispatcher = p_dispatcher;
+    select b.until into v_until from trunkline.egress_denials b where b.endpoint_id = p_endpoint_id and b.dispatcher = p_dispatcher;
     return coalesce(extract(epoch from v_until - v_now), 1)::float8;
 end
 $$;
 
 -- Requests a test again that a dispatcher may not send, and returns true; false if every live dispatcher is
--- denied, as bar_dispatcher has recorded.
+-- denied, as deny_egress has recorded.
 create or replace function trunkline.return_test(p_endpoint_id int, p_id uuid) returns boolean
 language sql
 as $$
@@ -818,15 +818,15 @@ as $$
         select p_id, e.endpoint_id, trunkline.clock() from trunkline.endpoints e
         where e.endpoint_id = p_endpoint_id and exists (
             select from trunkline.dispatchers d where d.seen_until >= trunkline.clock() and not exists (
-                select from trunkline.endpoint_bars b where b.endpoint_id = e.endpoint_id and b.dispatcher = d.dispatcher))
+                select from trunkline.egress_denials b where b.endpoint_id = e.endpoint_id and b.dispatcher = d.dispatcher))
         returning id)
     select exists (select from again)
 $$;
 
 -- Removes the egress denial of a dispatcher for an endpoint, after one of its requests was sent.
-create or replace function trunkline.lift_bar(p_dispatcher text, p_endpoint_id int) returns void
+create or replace function trunkline.allow_egress(p_dispatcher text, p_endpoint_id int) returns void
 language sql
-as $$ delete from trunkline.endpoint_bars where endpoint_id = p_endpoint_id and dispatcher = p_dispatcher $$;
+as $$ delete from trunkline.egress_denials where endpoint_id = p_endpoint_id and dispatcher = p_dispatcher $$;
 
 -- Returns true if a receiver has not received this delivery before, and records it. Call it in the
 -- transaction of the delivery's effects: these then happen exactly once. A concurrent repeat waits until the
@@ -862,6 +862,6 @@ as $$
 declare
     v_win bigint := floor(extract(epoch from trunkline.clock()) / extract(epoch from trunkline._setting('inbox_window')::interval));
 begin
-    return trunkline._turn_window('attempts', trunkline._setting('attempts_kept')::interval) + trunkline._empty_slot('inbox_keys_' || (v_win + 2) % 4);
+    return trunkline._turn_window('attempts', trunkline._setting('attempts_kept')::interval) + trunkline._empty_partition('inbox_keys_' || (v_win + 2) % 4);
 end
 $$;

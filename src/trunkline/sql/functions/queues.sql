@@ -118,12 +118,13 @@ $$;
 -- Creates a queue, or updates an existing one, and returns its row. A new queue gets the defaults of
 -- create_queue for settings that are not given. In an existing queue, only settings that are given and differ
 -- are changed. A ttl of '0' removes it, a history of '0' disables it. Fails with TL020 if p_ordered,
--- p_partitions or p_priorities differ: these cannot be changed.
+-- p_partitions, p_priorities or p_segment_rows differ: these cannot be changed.
 create or replace function trunkline.ensure_queue(
     p_name text, p_lease interval default null, p_max_attempts int default null, p_backoff_base interval default null,
     p_backoff_factor float8 default null, p_backoff_cap interval default null, p_backoff_jitter float8 default null,
     p_ttl interval default null, p_delivery_delay interval default null, p_ordered boolean default null, p_partitions int default null,
-    p_retention interval default null, p_max_payload int default null, p_priorities int default null, p_history interval default null)
+    p_retention interval default null, p_max_payload int default null, p_priorities int default null, p_history interval default null,
+    p_segment_rows int default null)
 returns trunkline.queues
 language plpgsql
 as $$
@@ -138,10 +139,11 @@ begin
             p_name, coalesce(p_lease, '30 seconds'), coalesce(p_max_attempts, 20), coalesce(p_backoff_base, '1 second'), coalesce(p_backoff_factor, 2),
             coalesce(p_backoff_cap, '1 hour'), coalesce(p_backoff_jitter, 0.1), nullif(p_ttl, '0'), coalesce(p_delivery_delay, '0'),
             coalesce(p_ordered, false), coalesce(p_partitions, 1), coalesce(p_retention, '1 day'), coalesce(p_max_payload, 1048576),
-            p_priorities => coalesce(p_priorities, 1), p_history => coalesce(p_history, '3 days'));
+            p_segment_rows, coalesce(p_priorities, 1), coalesce(p_history, '3 days'));
     end if;
     perform trunkline._need_same(format('queue "%s"', p_name), 'ordered', r.ordered::text, p_ordered::text);
     perform trunkline._need_same(format('queue "%s"', p_name), 'priorities', r.priorities::text, p_priorities::text);
+    perform trunkline._need_same(format('queue "%s"', p_name), 'segment_rows', coalesce(r.segment_rows::text, 'null'), p_segment_rows::text);
     -- A queue with priorities has one partition per level.
     perform trunkline._need_same(format('queue "%s"', p_name), 'partitions', case when r.priorities > 1 then 1 else r.partitions end::text,
                                  case when p_partitions = r.partitions and r.priorities > 1 then 1 else p_partitions end::text);
@@ -154,7 +156,7 @@ begin
         exception when sqlstate 'TL011' then
             -- The queue was deleted in the meantime.
             return trunkline.ensure_queue(p_name, p_lease, p_max_attempts, p_backoff_base, p_backoff_factor, p_backoff_cap, p_backoff_jitter, p_ttl,
-                                          p_delivery_delay, p_ordered, p_partitions, p_retention, p_max_payload, p_priorities, p_history);
+                                          p_delivery_delay, p_ordered, p_partitions, p_retention, p_max_payload, p_priorities, p_history, p_segment_rows);
         end;
     end if;
     return trunkline._queue(p_name);
@@ -255,7 +257,8 @@ create or replace function trunkline._queue_rows(p_names text[]) returns setof t
 language sql stable
 as $$
     select q.queue_id, q.name, q.inbox_id, q.lease, q.max_attempts, q.backoff_base, q.backoff_factor, q.backoff_cap, q.backoff_jitter, q.ttl,
-           q.delivery_delay, q.ordered, q.paused, q.created_at, q.updated_at, q.history, t.partitions, t.retention, t.max_payload, coalesce(t.priorities, 1)
+           q.delivery_delay, q.ordered, q.paused, q.created_at, q.updated_at, q.history, t.partitions, t.retention, t.max_payload, coalesce(t.priorities, 1),
+           case when not t.shared then t.segment_rows end
     from unnest(p_names) n(name) join trunkline.queues q using (name) join trunkline.topics t on t.topic_id = q.inbox_id order by q.name
 $$;
 
@@ -390,7 +393,7 @@ begin
                                 'Pass another p_name, or unsubscribe first.');
     end if;
     for p in 0 .. t.partitions - 1 loop
-        perform trunkline._make_cursor(s, t, p, trunkline._place(t, p, p_start));
+        perform trunkline._make_cursor(s, t, p, trunkline._resolve_position(t, p, p_start));
     end loop;
     return s;
 end

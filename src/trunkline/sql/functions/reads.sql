@@ -21,7 +21,7 @@ end
 $$;
 
 -- Locks the rotated tables for a read with several statements, or with functions that use their caller's
--- snapshot. Upkeep empties no partition until the read ends. Upkeep rotates leases and then swaps slots in one
+-- snapshot. Upkeep empties no partition until the read ends. Upkeep rotates leases and then swaps partitions in one
 -- transaction. This function acquires the locks in the same order, to avoid a deadlock.
 create or replace function trunkline._begin_read() returns void
 language plpgsql

@@ -61,14 +61,15 @@ begin
 end
 $$;
 
--- Returns the dead letters of all queues since p_since, without payloads, in no particular order.
+-- Returns the dead letters of all queues since p_since, without payloads, in no particular order. masked: the
+-- error as dead_groups shows it.
 create or replace function trunkline.dead_letter_errors(p_since interval default '1 day')
-returns table (queue text, topic text, label text, attempts int, error text, reason text, created_at timestamptz, dead_at timestamptz)
+returns table (queue text, topic text, label text, attempts int, error text, reason text, created_at timestamptz, dead_at timestamptz, masked text)
 language plpgsql stable
 as $$
 begin
     return query
-    select q.name, d.topic, d.label, d.attempts, d.error, d.reason, d.created_at, d.dead_at
+    select q.name, d.topic, d.label, d.attempts, d.error, d.reason, d.created_at, d.dead_at, trunkline._masked(coalesce(d.error, d.reason))
     from trunkline.dead_letters d join trunkline.queues q using (queue_id) where d.dead_at > trunkline.clock() - p_since;
 end
 $$;

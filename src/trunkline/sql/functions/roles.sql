@@ -4,7 +4,7 @@
 
 -- Returns the public functions that each role may call. trunkline_owner may call all functions; its list has
 -- those that no other role may call.
-create or replace function trunkline._verbs() returns table (role text, verbs text[])
+create or replace function trunkline._role_functions() returns table (role text, functions text[])
 language sql immutable
 as $$
     values
@@ -14,19 +14,19 @@ as $$
     ('trunkline_consumer', '{poll,pass_and_poll,next_pass,sequence_logs,sequence,run_pass,claim,claim_many,queue_number,ack,ack_lease,nack,bury,release,extend,
         fetch,commit,heartbeat,leave,claim_range,ensure_group,list_subscriptions,get_queue,read,head,
         init_consumer_group,claim_offsets,get_messages,claim_job,archive_job,receive,
-        finish_jobs,lost_before,snooze,store_result,begin_once,end_once,list_cancels,ensure_limit,hold_slots,take_tokens,register_worker,forget_worker,
+        settle_jobs,lost_before,snooze,store_result,begin_once,end_once,list_cancels,ensure_limit,acquire_limit,acquire_tokens,register_worker,forget_worker,
         start_waiting,advance_group,report_pipeline,clock,new_id}'),
-    ('trunkline_reader', '{list_topics,get_topic,list_queues,get_queue,peek_queue,list_groups,list_subscriptions,test_subscriptions,list_schedules,list_dead_letters,get_dead_letter,
+    ('trunkline_reader', '{list_topics,get_topic,list_queues,get_queue,peek_queue,list_groups,list_subscriptions,test_subscriptions,list_schedules,list_dead_letters,get_dead_letter,dead_groups,dead_spread,preview_run,list_runs,get_run,
         head,read,offset_at,offset_of,get_messages,topic_stats,group_stats,queue_stats,upkeep_stats,audit_queue,topic_rollups,queue_rollups,group_rollups,
         rollup_lines,topic_map,list_members,retention_deadlines,read_queue,estimate_search,search_log,attention,
-        next_runs,explain_message,explain_offset,list_deliveries,list_archive,list_endpoints,list_attempts,endpoint_stats,test_routing,list_jobs,get_job,list_workers,list_limits,job_results,
+        next_runs,explain_message,explain_offset,list_deliveries,list_completed,list_endpoints,list_attempts,endpoint_stats,test_routing,list_jobs,get_job,list_workers,list_limits,job_results,
         list_delayed,list_consumers,list_fires,list_endpoint_events,list_progress,list_commits,list_segments,list_sizes,list_alerts,archive_tiers,list_archive_files,archive_stats,delivery_times,reader_lags,dead_letter_errors,needed_network,
-        sequence,run_pass,log_heads,log_runs,log_rows,lowest_offset,list_pipelines,pattern_regex,clock,new_id}'),
+        sequence,run_pass,log_heads,log_runs,log_rows,earliest_offset,list_pipelines,pattern_regex,clock,new_id}'),
     ('trunkline_owner', '{create_topic,ensure_topic,alter_topic,delete_topic,create_group,delete_group,seek,
-        create_queue,ensure_queue,alter_queue,delete_queue,pause_queue,resume_queue,purge_queue,cleanup_queue,subscribe,unsubscribe,
-        redrive,purge_dead_letters,create_schedule,ensure_schedule,pause_schedule,resume_schedule,delete_schedule,run_schedule,
+        create_queue,ensure_queue,alter_queue,delete_queue,pause_queue,resume_queue,purge_queue,trim_queue,subscribe,unsubscribe,
+        redrive,redrive_edited,purge_dead_letters,start_run,pause_run,resume_run,abort_run,undo_run,create_schedule,ensure_schedule,pause_schedule,resume_schedule,delete_schedule,run_schedule,
         create_endpoint,alter_endpoint,delete_endpoint,pause_endpoint,resume_endpoint,disable_endpoint,test_endpoint,rotate_secret,endpoint_secrets,
-        bind_queue,unbind_queue,replay,dispatch_plan,leave_dispatch,take_permits,settle_attempts,open_breaker,take_probe,close_breaker,hold_endpoint,bar_dispatcher,return_test,lift_bar,
+        bind_queue,unbind_queue,replay,dispatch_plan,leave_dispatch,acquire_permits,settle_attempts,open_breaker,acquire_probe,close_breaker,defer_endpoint,deny_egress,return_test,allow_egress,
         require_archive,ensure_archive,move_archive,lock_archive,plan_archive,add_archive_files,keep_plan,forget_pipeline,assign_writer,
         retry_job,list_sessions,close_alert,run_upkeep,upkeep,grant_roles}')
 $$;
@@ -79,7 +79,7 @@ declare
     f record;
 begin
     revoke all on all routines in schema trunkline from public;
-    for r in select v.role, v.verbs from trunkline._verbs() v loop
+    for r in select v.role, v.functions from trunkline._role_functions() v loop
         if not trunkline._has_role(r.role) then
             if not exists (select from pg_roles where rolname = current_user and (rolcreaterole or rolsuper)) then
                 raise notice 'role "%" does not exist, and role "%" cannot create it', r.role, current_user
@@ -112,7 +112,7 @@ begin
         else
             for f in select oid::regprocedure as name from pg_proc
                      where pronamespace = 'trunkline'::regnamespace
-                       and (proname = any (r.verbs)
+                       and (proname = any (r.functions)
                             or proname ~ '^topic_[0-9]+_publish$' and r.role = 'trunkline_publisher') loop
                 execute format('grant execute on routine %s to %I', f.name, r.role);
             end loop;

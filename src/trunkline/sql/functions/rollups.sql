@@ -353,11 +353,11 @@ create or replace function trunkline._groups_to_roll_up() returns setof int
 language plpgsql
 as $$
 declare
-    v_from int := coalesce(pg_sequence_last_value('trunkline.groups_visited'), 0);
+    v_from int := (select mark[3] from trunkline.upkeep_tasks where task = 'rollups');
     v_turn int[] := array(select g.subscription_id from trunkline.subscriptions g where g.subscription_id > v_from and g.kind = 'group'
                           order by g.subscription_id limit trunkline._upkeep_batch() / 5);
 begin
-    perform setval('trunkline.groups_visited', coalesce(v_turn[trunkline._upkeep_batch() / 5], 0));
+    update trunkline.upkeep_tasks set mark[3] = coalesce(v_turn[trunkline._upkeep_batch() / 5], 0) where task = 'rollups';
     return query select m.subscription_id from trunkline.members m union select unnest(v_turn) order by 1;
 end
 $$;
@@ -369,8 +369,10 @@ language plpgsql
 as $$
 declare
     v_now    timestamptz := trunkline.clock();
-    v_before timestamptz := to_timestamp(nullif(pg_sequence_last_value('trunkline.rolled_up_at'), 0) / 1000.0);
-    v_pass   bigint := coalesce(pg_sequence_last_value('trunkline.rolled_up_pass'), 0);
+    -- of the run before: milliseconds since 1970, the newest pass, the last group (_groups_to_roll_up)
+    v_mark   bigint[] := (select mark from trunkline.upkeep_tasks where task = 'rollups');
+    v_before timestamptz := to_timestamp(nullif(v_mark[1], 0) / 1000.0);
+    v_pass   bigint := v_mark[2];
     v_newest bigint := (select pass from trunkline.passes order by pass desc limit 1);
     v_count  int;
     v_queues int[];
@@ -419,8 +421,7 @@ begin
     exception when others then
         raise warning 'cannot write the rollup of the database: % (%)', sqlerrm, sqlstate;
     end;
-    perform setval('trunkline.rolled_up_at', floor(extract(epoch from v_now) * 1000)::bigint);
-    perform setval('trunkline.rolled_up_pass', v_newest);
+    update trunkline.upkeep_tasks set mark[1] = floor(extract(epoch from v_now) * 1000), mark[2] = v_newest where task = 'rollups';
     return v_count;
 end
 $$;

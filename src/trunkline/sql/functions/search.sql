@@ -163,11 +163,11 @@ end
 $$;
 
 -- Returns the offset of a position for a search: like _place, but an offset may be outside of what is stored.
-create or replace function trunkline._search_place(t trunkline.topics, p_partition int, p_place text, p_base bigint, p_head bigint) returns bigint
+create or replace function trunkline._search_place(t trunkline.topics, p_partition int, p_position text, p_base bigint, p_head bigint) returns bigint
 language sql
 as $$
-    select case when p_place ~ '^[0-9]{1,18}$' then p_place::bigint when p_place = 'earliest' then p_base when p_place = 'latest' then p_head + 1
-                else trunkline._place(t, p_partition, p_place) end
+    select case when p_position ~ '^[0-9]{1,18}$' then p_position::bigint when p_position = 'earliest' then p_base when p_position = 'latest' then p_head + 1
+                else trunkline._resolve_position(t, p_partition, p_position) end
 $$;
 
 -- Returns the topic, or the queue's own log (p_kind 'queue').

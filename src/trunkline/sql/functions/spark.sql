@@ -50,7 +50,7 @@ $$;
 
 -- Returns where offsets p_from to p_until - 1 of a partition are stored: runs of row ids, in the order of
 -- offsets. A reader that finds all these rows has read exactly these offsets. If it finds fewer, retention
--- has removed some; lowest_offset then returns an offset above p_from.
+-- has removed some; earliest_offset then returns an offset above p_from.
 --
 -- Raises TL006 if retention has removed p_from, or if the topic was deleted and created again. Raises TL007
 -- if an offset is above the head; a standby may be behind.
@@ -147,7 +147,7 @@ $$;
 
 -- Returns the earliest available offset of a partition. Call it after a read: all offsets from this one on
 -- were available during that read.
-create or replace function trunkline.lowest_offset(p_topic_id int, p_partition int) returns bigint
+create or replace function trunkline.earliest_offset(p_topic_id int, p_partition int) returns bigint
 language sql
 as $$ select base_offset from trunkline.logs where log = p_topic_id * 64 + p_partition $$;
 

@@ -16,11 +16,12 @@ end
 $$;
 
 -- Returns statistics per partition of a topic (null: of all topics). These are the earliest available and the
--- highest offset, bytes on disk, segments, and messages per second in the last minute. scheduled: delayed
--- messages of the whole topic, the same number in each row, counted up to 100,000.
+-- highest offset, bytes on disk, segments, and messages per second in the last minute. delayed:
+-- delayed messages of the whole topic, the same number in each row, counted up to 100,000.
 create or replace function trunkline.topic_stats(p_topic text default null)
-returns table (topic text, partition int, lowest_offset bigint, head bigint, bytes bigint, segments int, rate_per_second float8, scheduled bigint)
+returns table (topic text, partition int, earliest_offset bigint, head bigint, bytes bigint, segments int, rate_per_second float8, delayed bigint)
 language plpgsql
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     t trunkline.topics;
@@ -37,11 +38,11 @@ begin
                 partition := p;
                 head := trunkline._head_now(t.topic_id, p, t.segment_rows);
                 exit when head is null;
-                select l.base_offset into lowest_offset from trunkline.logs l where l.topic_id = t.topic_id and l.partition = p;
+                select l.base_offset into earliest_offset from trunkline.logs l where l.topic_id = t.topic_id and l.partition = p;
                 select count(*), sum(pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, p, s.segment))))
                   into segments, bytes from trunkline._all_segments() s where s.log = t.topic_id * 64 + p;
                 rate_per_second := trunkline._rate(t.topic_id * 64 + p, head);
-                select count(*) into scheduled
+                select count(*) into delayed
                 from (select from trunkline._delayed c where c.topic_id = t.topic_id and c.due_at > (select b.walked from trunkline.passes b order by b.pass desc limit 1) limit 100000) x;
                 return next;
             end loop;
@@ -242,6 +243,61 @@ begin
 end
 $do$;
 
+-- Returns for each cursor of these queues the state after the newest pass, and sums of what is new since. One
+-- statement reads all that passes write, so that it has one snapshot.
+create or replace function trunkline._cursor_sums(p_queues int[])
+returns table (queue trunkline.queues, cur trunkline.cursors, state trunkline.cursor_states, delivered bigint, passed bigint, skipped bigint, expired bigint,
+               passed_purged bigint, settled bigint, acked bigint, returned bigint, dead bigint, gone bigint, purged bigint, ready bigint, delayed bigint, waiting bigint)
+language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = on
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := trunkline.clock();
+begin
+    return query
+    with p as materialized (
+        select trunkline._since_pass() as run
+    ), k as materialized (
+        select x.cursor_id, x.queue_id, x as cur, y as queue from trunkline.queues y join trunkline.cursors x using (queue_id) where y.queue_id = any (p_queues)
+    ), new_leases as materialized (
+        -- read once for all cursors
+        select z.*, trunkline._leased(z) as leased from p cross join lateral trunkline._new_leases(p.run) z
+    ), new_settled as materialized (
+        select z.* from p cross join lateral trunkline._new_settled(p.run) z
+    ), new_returns as materialized (
+        select z.* from p cross join lateral trunkline._new_returns(p.run) z
+    ), l as materialized (
+        select z.cursor_id, sum(trunkline._size(z.leased))::bigint as delivered, coalesce(sum(trunkline._size(z.passed)), 0)::bigint as passed,
+               sum(z.skipped) as skipped, sum(z.expired) as expired,
+               coalesce(sum(trunkline._size(z.passed)) filter (where z.passed is not null and trunkline._is_purged(k.queue, z.purge_no, p.run)), 0)::bigint as passed_purged
+        from p cross join new_leases z join k using (cursor_id) group by z.cursor_id
+    ), x as materialized (
+        select z.cursor_id, sum(z.n) as settled, coalesce(sum(z.n) filter (where z.kind = 'a'), 0) as acked, coalesce(sum(z.n) filter (where z.kind in ('n', 'r', 'x')), 0) as returned,
+               coalesce(sum(z.n) filter (where z.kind in ('b', 'd')), 0) as dead, coalesce(sum(z.n) filter (where z.kind = 'g'), 0) as gone,
+               coalesce(sum(z.n) filter (where z.kind = 'p' or z.kind in ('n', 'r') and (k.cur).drawn_seq is not null and trunkline._is_purged(k.queue, z.purge_no, p.run)), 0) as purged
+        from p cross join new_settled z join k using (cursor_id) group by z.cursor_id
+    ), r as materialized (
+        select z.returns_id, count(*) filter (where z.due <= v_now) as ready, count(*) filter (where z.due > v_now) as delayed
+        from new_returns z where z.queue_id = any (p_queues) group by z.returns_id
+    ), w as materialized (
+        select z.topic_id, count(*) as waiting from p cross join lateral trunkline._new_delayed(p.run) z group by z.topic_id
+    )
+    select k.queue, k.cur, s.state,
+           coalesce(l.delivered, 0) as delivered, coalesce(l.passed, 0) as passed, coalesce(l.skipped, 0) as skipped, coalesce(l.expired, 0) as expired,
+           coalesce(l.passed_purged, 0) as passed_purged, coalesce(x.settled, 0) as settled, coalesce(x.acked, 0) as acked, coalesce(x.returned, 0) as returned,
+           coalesce(x.dead, 0) as dead, coalesce(x.gone, 0) as gone, coalesce(x.purged, 0) as purged, coalesce(r.ready, 0) as ready, coalesce(r.delayed, 0) as delayed,
+           coalesce(w.waiting, 0) as waiting
+    from k
+    left join lateral (select y as state from trunkline.cursor_states y where y.cursor_id = k.cursor_id order by y.pass desc limit 1) s on true
+    left join l on l.cursor_id = k.cursor_id left join x on x.cursor_id = k.cursor_id left join r on r.returns_id = k.cursor_id
+    left join w on w.topic_id = (k.queue).inbox_id and (k.cur).topic_id = w.topic_id and (k.cur).kind = 'log' and (k.cur).partition = 0
+    order by k.queue_id, k.cursor_id;
+end
+$$;
+
 -- Returns the totals of each cursor of these queues: those of the newest pass plus what is new since.
 create or replace function trunkline._cursor_totals(p_queues int[])
 returns table (q trunkline.queues, cur trunkline.cursors, head bigint, next bigint, ready bigint, delayed bigint, leased bigint, delivered bigint, skipped bigint,
@@ -260,45 +316,8 @@ declare
     o     record;
 begin
     for e in
-        -- One statement reads all that passes write, so that it has one snapshot. The sequences are read
-        -- after it: what was drawn since then counts as leased.
-        with p as materialized (
-            select trunkline._since_pass() as run
-        ), k as materialized (
-            select x.cursor_id, x.queue_id, x as cur, y as queue from trunkline.queues y join trunkline.cursors x using (queue_id) where y.queue_id = any (p_queues)
-        ), new_leases as materialized (
-            -- read once for all cursors
-            select z.*, trunkline._leased(z) as leased from p cross join lateral trunkline._new_leases(p.run) z
-        ), new_settled as materialized (
-            select z.* from p cross join lateral trunkline._new_settled(p.run) z
-        ), new_returns as materialized (
-            select z.* from p cross join lateral trunkline._new_returns(p.run) z
-        ), l as materialized (
-            select z.cursor_id, sum(trunkline._size(z.leased))::bigint as delivered, coalesce(sum(trunkline._size(z.passed)), 0)::bigint as passed,
-                   sum(z.skipped) as skipped, sum(z.expired) as expired,
-                   coalesce(sum(trunkline._size(z.passed)) filter (where z.passed is not null and trunkline._is_purged(k.queue, z.purge_no, p.run)), 0)::bigint as passed_purged
-            from p cross join new_leases z join k using (cursor_id) group by z.cursor_id
-        ), x as materialized (
-            select z.cursor_id, sum(z.n) as settled, coalesce(sum(z.n) filter (where z.kind = 'a'), 0) as acked, coalesce(sum(z.n) filter (where z.kind in ('n', 'r', 'x')), 0) as returned,
-                   coalesce(sum(z.n) filter (where z.kind in ('b', 'd')), 0) as dead, coalesce(sum(z.n) filter (where z.kind = 'g'), 0) as gone,
-                   coalesce(sum(z.n) filter (where z.kind = 'p' or z.kind in ('n', 'r') and (k.cur).drawn_seq is not null and trunkline._is_purged(k.queue, z.purge_no, p.run)), 0) as purged
-            from p cross join new_settled z join k using (cursor_id) group by z.cursor_id
-        ), r as materialized (
-            select z.returns_id, count(*) filter (where z.due <= v_now) as ready, count(*) filter (where z.due > v_now) as delayed
-            from new_returns z where z.queue_id = any (p_queues) group by z.returns_id
-        ), w as materialized (
-            select z.topic_id, count(*) as waiting from p cross join lateral trunkline._new_delayed(p.run) z group by z.topic_id
-        )
-        select k.queue, k.cur, case when s.cursor_id is not null then s end as state,
-               coalesce(l.delivered, 0) as delivered, coalesce(l.passed, 0) as passed, coalesce(l.skipped, 0) as skipped, coalesce(l.expired, 0) as expired,
-               coalesce(l.passed_purged, 0) as passed_purged, coalesce(x.settled, 0) as settled, coalesce(x.acked, 0) as acked, coalesce(x.returned, 0) as returned,
-               coalesce(x.dead, 0) as dead, coalesce(x.gone, 0) as gone, coalesce(x.purged, 0) as purged, coalesce(r.ready, 0) as ready, coalesce(r.delayed, 0) as delayed,
-               coalesce(w.waiting, 0) as waiting
-        from k
-        left join lateral (select * from trunkline.cursor_states y where y.cursor_id = k.cursor_id order by y.pass desc limit 1) s on true
-        left join l on l.cursor_id = k.cursor_id left join x on x.cursor_id = k.cursor_id left join r on r.returns_id = k.cursor_id
-        left join w on w.topic_id = (k.queue).inbox_id and (k.cur).topic_id = w.topic_id and (k.cur).kind = 'log' and (k.cur).partition = 0
-        order by k.queue_id, k.cursor_id
+        -- the sequences are read after it: what was drawn since then counts as leased
+        select * from trunkline._cursor_sums(p_queues)
     loop
         q := e.queue;
         c := e.cur;

@@ -112,17 +112,22 @@ as $$
     where t.token_id = any (p_token_ids) and coalesce(t.last_used_at, '-infinity') < trunkline.clock() - interval '1 minute'
 $$;
 
--- Returns the hash of an audit entry, which includes the hash of the entry before it.
-create or replace function trunkline._audit_hash(p_before bytea, p_id bigint, p_at timestamptz, p_actor text, p_address text, p_action text, p_object text)
+-- Returns the hash of an audit entry, which includes the hash of the entry before it. Entries without a detail
+-- have the hash that they had before details existed.
+create or replace function trunkline._audit_hash(
+    p_before bytea, p_id bigint, p_at timestamptz, p_actor text, p_address text, p_action text, p_object text, p_detail jsonb default null)
 returns bytea
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select sha256(coalesce(p_before, '') || convert_to(jsonb_build_array(p_id, extract(epoch from p_at), p_actor, p_address, p_action, p_object)::text, 'UTF8'))
+    select sha256(coalesce(p_before, '') || convert_to((jsonb_build_array(p_id, extract(epoch from p_at), p_actor, p_address, p_action, p_object)
+                                                       || case when p_detail is not null then jsonb_build_array(p_detail) else '[]' end)::text, 'UTF8'))
 $$;
 
--- Appends an entry to the audit log and returns its number. Holds the lock 778006 until the transaction ends.
-create or replace function trunkline._record_audit(p_actor text, p_address text, p_action text, p_object text) returns bigint
+-- Appends an entry to the audit log and returns its number. p_detail: what the action was applied to, and the
+-- values that it replaced; more than 10,000 characters are left out. Holds the lock 778006 until the
+-- transaction ends.
+create or replace function trunkline._record_audit(p_actor text, p_address text, p_action text, p_object text, p_detail jsonb default null) returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
@@ -131,6 +136,9 @@ declare
     v_id   bigint;
     v_at   timestamptz;
 begin
+    if length(p_detail::text) > 10000 then
+        p_detail := jsonb_build_object('left_out', length(p_detail::text));
+    end if;
     perform trunkline._commit_durably();
     -- One writer at a time: each entry needs the hash of the one before.
     perform pg_advisory_xact_lock(778006, 0);
@@ -138,8 +146,9 @@ begin
     -- Numbers are never reused: a new entry must not hide that the last entries were deleted.
     v_id := greatest(coalesce(v_last.audit_id, 0), coalesce((select audit_id from trunkline.audit_head), 0)) + 1;
     v_at := trunkline.clock();
-    insert into trunkline.audit (audit_id, at, actor, address, action, object, hash)
-    values (v_id, v_at, p_actor, p_address, p_action, p_object, trunkline._audit_hash(v_last.hash, v_id, v_at, p_actor, p_address, p_action, p_object))
+    insert into trunkline.audit (audit_id, at, actor, address, action, object, detail, hash)
+    values (v_id, v_at, p_actor, p_address, p_action, p_object, p_detail,
+            trunkline._audit_hash(v_last.hash, v_id, v_at, p_actor, p_address, p_action, p_object, p_detail))
     returning * into v_last;
     insert into trunkline.audit_head (audit_id, hash) values (v_id, v_last.hash)
     on conflict (one) do update set audit_id = excluded.audit_id, hash = excluded.hash;
@@ -149,10 +158,10 @@ $$;
 
 -- Returns up to p_limit audit entries with a number above p_after, the oldest first.
 create or replace function trunkline._list_audit(p_after bigint default 0, p_limit int default 100)
-returns table (audit_id bigint, at timestamptz, actor text, address text, action text, object text)
+returns table (audit_id bigint, at timestamptz, actor text, address text, action text, object text, detail jsonb)
 language sql stable
 set search_path = pg_catalog, pg_temp
-as $$ select audit_id, at, actor, address, action, object from trunkline.audit where audit_id > p_after order by audit_id limit p_limit $$;
+as $$ select audit_id, at, actor, address, action, object, detail from trunkline.audit where audit_id > p_after order by audit_id limit p_limit $$;
 
 -- Returns up to p_limit audit entries, the newest first. p_actor: only entries of this token or role. p_action,
 -- p_object: only entries whose action contains this text, or that have this object. p_from, p_to: entries from
@@ -180,7 +189,7 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select min(x.audit_id) from (
-        select a.audit_id, a.hash, trunkline._audit_hash(lag(a.hash) over w, a.audit_id, a.at, a.actor, a.address, a.action, a.object) as due,
+        select a.audit_id, a.hash, trunkline._audit_hash(lag(a.hash) over w, a.audit_id, a.at, a.actor, a.address, a.action, a.object, a.detail) as due,
                a.audit_id = coalesce(lag(a.audit_id) over w, 0) + 1 as follows
         from trunkline.audit a window w as (order by a.audit_id)
         union all

@@ -10,7 +10,7 @@
 -- adjoining files among the newest 1,000, each with first_offset, last_offset, files and bytes.
 -- keeps: when retention may remove the oldest segment, and when hard retention will.
 create or replace function trunkline.topic_map(p_topic text)
-returns table (partition int, lowest_offset bigint, head bigint, unsequenced bigint, staged bigint, segments jsonb, times jsonb, readers jsonb, archive jsonb, keeps jsonb)
+returns table (partition int, earliest_offset bigint, head bigint, unsequenced bigint, staged bigint, segments jsonb, times jsonb, readers jsonb, archive jsonb, keeps jsonb)
 language plpgsql
 as $$
 declare

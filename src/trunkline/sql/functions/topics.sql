@@ -140,27 +140,33 @@ begin
 end
 $$;
 
--- Returns the table to which a segment is attached, and creates it if it is missing. Blocks of 32 segments
--- are between a topic's table and its segments. Dropping a segment locks its block, and publishers lock a
--- block only while they write to it. The topic's table is locked by some publisher almost always. No block is
--- created where an earlier release has attached segments to the topic's table. The caller holds the lock
--- 778003.
+-- Returns the table to which a segment is attached, and creates it if it is missing. The first segment of a
+-- partition is attached to the topic's table, so an idle topic needs no other tables. Blocks of up to 32
+-- segments are between the topic's table and later segments. Dropping a segment locks its block, and
+-- publishers lock a block only while they write to it. The topic's table is locked by some publisher almost
+-- always. No block is created where an earlier release has attached segments to the topic's table. The caller
+-- holds the lock 778003.
 create or replace function trunkline._block(p_topic_id int, p_partition int, p_segment bigint, p_rows int) returns text
 language plpgsql
 as $$
 declare
-    v_first  bigint := p_segment / 32 * 32;
+    v_first  bigint := greatest(p_segment / 32 * 32, 1);
+    v_last   bigint := p_segment / 32 * 32 + 31;
     v_parent text := format('topic_%s', p_topic_id);
-    v_name   text := format('topic_%s_%s_block_%s', p_topic_id, p_partition, v_first / 32);
+    v_name   text := format('topic_%s_%s_block_%s', p_topic_id, p_partition, p_segment / 32);
 begin
-    if to_regclass('trunkline.' || v_name) is not null then
+    if p_segment = 0 then
+        -- the first block of an earlier release begins with segment 0
+        return coalesce((select v_name from pg_class c where c.oid = to_regclass('trunkline.' || v_name)
+                            and pg_get_expr(c.relpartbound, c.oid) like format('FOR VALUES FROM (%s, ''0'')%%', p_partition)), v_parent);
+    elsif to_regclass('trunkline.' || v_name) is not null then
         return v_name;
-    elsif exists (select from trunkline._all_segments() s where s.log = p_topic_id * 64 + p_partition and s.segment between v_first and v_first + 31) then
+    elsif exists (select from trunkline._all_segments() s where s.log = p_topic_id * 64 + p_partition and s.segment between v_first and v_last) then
         return v_parent;
     end if;
     execute format('create table trunkline.%I (like trunkline.%I including defaults including constraints) partition by range (partition, id)', v_name, v_parent);
     execute format('alter table trunkline.%I attach partition trunkline.%I for values from (%s, %s) to (%s, %s)',
-                   v_parent, v_name, p_partition, v_first * p_rows, p_partition, (v_first + 32) * p_rows);
+                   v_parent, v_name, p_partition, v_first * p_rows, p_partition, (v_last + 1) * p_rows);
     return v_name;
 end
 $$;
@@ -250,14 +256,22 @@ as $$
     where p.oid = to_regproc(format('trunkline.topic_%s_publish', p_topic_id))
 $$;
 
--- Creates the segment in use and the next one, for each partition that lacks them, and returns the number of
--- new segments. Writes the publish functions again if a segment was added or their limits are out of date.
-create or replace function trunkline._make_segments(p_topic_id int) returns int
+-- Returns the newest segment that should exist when p_last is the newest id: from the middle of a segment, the
+-- next one. Most topics never get that far, and have one segment in use per partition.
+create or replace function trunkline._newest_segment(p_last bigint, p_rows int) returns bigint
+language sql immutable
+as $$ select (p_last + 1) / p_rows + case when p_last % p_rows >= p_rows / 2 then 1 else 0 end $$;
+
+-- Creates the segment in use and the newest one (_newest_segment), for each partition that lacks them, and
+-- returns the number of new segments. With p_ahead, creates the next one for all partitions that have messages.
+-- Writes the publish functions again if a segment was added or their limits are out of date.
+create or replace function trunkline._make_segments(p_topic_id int, p_ahead boolean default false) returns int
 language plpgsql
 as $$
 declare
     t       trunkline.topics;
     v_made  int := 0;
+    v_last  bigint;
     v_at    bigint;
 begin
     -- The lock is only tried, because it comes before the locks that a sequencer holds. A session that
@@ -270,8 +284,9 @@ begin
         return 0;
     end if;
     for p in 0 .. t.partitions - 1 loop
-        v_at := (trunkline._last_id(p_topic_id, p) + 1) / t.segment_rows;
-        for s in v_at .. v_at + 1 loop
+        v_last := trunkline._last_id(p_topic_id, p);
+        v_at := (v_last + 1) / t.segment_rows;
+        for s in v_at .. greatest(trunkline._newest_segment(v_last, t.segment_rows), v_at + (p_ahead and v_last > 0)::int) loop
             if trunkline._make_segment(p_topic_id, p, s, t.segment_rows) then
                 v_made := v_made + 1;
             end if;
@@ -289,54 +304,67 @@ $$;
 -- for each new segment and for changed settings.
 create or replace function trunkline._write_functions(p_topic_id int) returns void
 language plpgsql
-as $f$
+as $$
 declare
-    t           trunkline.topics;
-    v_me        xid := pg_current_xact_id()::xid;
-    v_new       boolean;
-    v_limits    text;
-    v_draw      text;
-    v_part_one  text;
-    v_part_many text;
+    t        trunkline.topics;
+    v_limits text;
 begin
     perform pg_advisory_xact_lock(778003, p_topic_id);
     select * into t from trunkline.topics where topic_id = p_topic_id;
     if not found then
         return;
     end if;
-    -- Below these limits a publisher need not check that the segment exists. Segments that this transaction
-    -- has attached do not count: other sessions may not know them yet (see _make_segment). Subtransactions
-    -- have numbers slightly above v_me, so the comparison includes them. Numbers far above belong to rows
-    -- older than half of the number range. If this transaction has created all segments, the topic is new and
-    -- no session can have outdated information.
-    select coalesce(bool_and(age(s.xmin) between -16777216 and age(v_me)), true) into v_new
-    from trunkline.logs l join trunkline.segments s using (log) where l.topic_id = p_topic_id;
-    select string_agg((coalesce((select max(s.segment) + 1 from trunkline.segments s where s.log = l.log
-                                    and (v_new or age(s.xmin) not between -16777216 and age(v_me))), 0) * t.segment_rows)::text, ',' order by l.partition)
-      into v_limits from trunkline.logs l where l.topic_id = p_topic_id;
-    if t.partitions = 1 then
-        v_draw := format('nextval(%L)', format('trunkline.topic_%s_0_ids', p_topic_id));
-        v_part_one := '0';
-        v_part_many := '0';
-    else
-        -- A key always maps to the same partition. All messages of a batch without a key go to one random
-        -- partition.
-        v_draw := format('case v_partition when %s end', (
-            select string_agg(format('%s then nextval(%L)', p, format('trunkline.topic_%s_%s_ids', p_topic_id, p)), ' when ')
-            from generate_series(0, t.partitions - 1) p));
-        v_part_one := format('trunkline._partition_of(p_key, %s)', t.partitions);
-        v_part_many := format('case when u.key is null then v_any else trunkline._partition_of(u.key, %s) end', t.partitions);
-    end if;
-    if t.priorities is not null then
-        v_part_one := 'coalesce(p_priority, 0)';
-        v_part_many := 'coalesce(u.priority, 0)';
-    end if;
-    -- Drops the versions of these functions without priorities.
-    if to_regprocedure(format('trunkline.topic_%s_publish(bytea, text, text, text, jsonb, text, uuid, timestamptz)', p_topic_id)) is not null then
-        execute format('drop function trunkline.topic_%s_publish(bytea, text, text, text, jsonb, text, uuid, timestamptz)', p_topic_id);
-        execute format('drop function trunkline.topic_%s_append(bytea[], uuid[], text[], text[], text[], jsonb[], text[], text, timestamptz[])', p_topic_id);
-    end if;
+    v_limits := trunkline._limits(t);
+    perform trunkline._write_publish(t, v_limits);
+    perform trunkline._write_draw(t, v_limits);
+    perform trunkline._write_append(t);
+    perform trunkline._write_read(t);
+    perform trunkline._write_scan(t);
+    perform trunkline._guard_functions(format('^topic_%s_', p_topic_id));
+end
+$$;
 
+-- Returns for each partition of a topic the id below which a publisher need not check that the segment exists,
+-- as the text of an array without braces.
+-- Segments that this transaction has attached do not count: other sessions may not know them yet (see
+-- _make_segment). Subtransactions have numbers slightly above that of the transaction, so the comparison
+-- includes them. Numbers far above belong to rows older than half of the number range. If this transaction has
+-- created all segments, the topic is new and no session can have outdated information.
+create or replace function trunkline._limits(t trunkline.topics) returns text
+language sql
+as $$
+    with s as materialized (
+        select l.partition, s.segment, age(s.xmin) between -16777216 and age(pg_current_xact_id()::xid) as mine
+        from trunkline.logs l left join trunkline.segments s using (log) where l.topic_id = t.topic_id
+    )
+    select string_agg(x.upto::text, ',' order by x.partition)
+    from (select s.partition, coalesce(max(s.segment + 1) filter (where not s.mine or new.all), 0) * t.segment_rows as upto
+          from s cross join (select coalesce(bool_and(mine), true) as all from s where segment is not null) new group by s.partition) x
+$$;
+
+-- Returns the expression that draws a row id of the partition v_partition.
+create or replace function trunkline._draw_expression(t trunkline.topics) returns text
+language sql
+as $$
+    select case when t.partitions = 1 then format('nextval(%L)', format('trunkline.topic_%s_0_ids', t.topic_id)) else format('case v_partition when %s end', (
+        select string_agg(format('%s then nextval(%L)', p, format('trunkline.topic_%s_%s_ids', t.topic_id, p)), ' when ' order by p)
+        from generate_series(0, t.partitions - 1) p)) end
+$$;
+
+-- Writes topic_<n>_publish, which publishes one message and returns its id. p_limits: see _limits.
+create or replace function trunkline._write_publish(t trunkline.topics, p_limits text) returns void
+language plpgsql
+as $f$
+declare
+    -- a key always maps to the same partition
+    v_partition text := case when t.priorities is not null then 'coalesce(p_priority, 0)' when t.partitions = 1 then '0'
+                             else format('trunkline._partition_of(p_key, %s)', t.partitions) end;
+begin
+    -- Drops the versions of these functions without priorities.
+    if to_regprocedure(format('trunkline.topic_%s_publish(bytea, text, text, text, jsonb, text, uuid, timestamptz)', t.topic_id)) is not null then
+        execute format('drop function trunkline.topic_%s_publish(bytea, text, text, text, jsonb, text, uuid, timestamptz)', t.topic_id);
+        execute format('drop function trunkline.topic_%s_append(bytea[], uuid[], text[], text[], text[], jsonb[], text[], text, timestamptz[])', t.topic_id);
+    end if;
     execute format($x$
 create or replace function trunkline.topic_%1$s_publish(
     p_payload bytea, p_key text default null, p_routing_key text default null, p_label text default null,
@@ -373,11 +401,20 @@ begin
     return v_id;
 end
 $$
-    $x$, p_topic_id, v_limits, v_part_one, t.max_payload, v_draw, t.segment_rows, coalesce(t.priorities, 1) - 1);
+    $x$, t.topic_id, p_limits, v_partition, t.max_payload, trunkline._draw_expression(t), t.segment_rows, coalesce(t.priorities, 1) - 1);
+end
+$f$;
 
-    -- topic_<n>_draw draws the row ids of a batch, after the transaction id as in publish, and creates
-    -- missing segments. A caller that then writes exactly these rows in the same transaction, by insert or by
-    -- COPY, has published them.
+-- Writes topic_<n>_draw, which draws the row ids of a batch, after the transaction id as in publish, and
+-- creates missing segments. A caller that then writes exactly these rows in the same transaction, by insert or
+-- by COPY, has published them. All messages of a batch without a key go to one random partition.
+create or replace function trunkline._write_draw(t trunkline.topics, p_limits text) returns void
+language plpgsql
+as $f$
+declare
+    v_partition text := case when t.priorities is not null then 'coalesce(u.priority, 0)'
+                             else format('case when u.key is null then v_any else trunkline._partition_of(u.key, %s) end', t.partitions) end;
+begin
     execute format($x$
 create or replace function trunkline.topic_%1$s_draw(p_n int, p_keys text[] default null, p_priorities int[] default null, out partitions int[], out ids bigint[])
 language plpgsql
@@ -402,14 +439,14 @@ begin
     end loop;
 end
 $$
-    $x$, p_topic_id, v_limits, t.segment_rows, t.partitions,
+    $x$, t.topic_id, p_limits, t.segment_rows, t.partitions,
         case when t.partitions = 1 then
             -- Ids increase as they are drawn, so the last one shows whether a segment is missing.
             format('ids := array(select %s from generate_series(1, p_n));
     if ids[p_n] < v_limits[1] then
         return;
     end if;
-    partitions := array_fill(0, array[p_n]);', v_draw)
+    partitions := array_fill(0, array[p_n]);', trunkline._draw_expression(t))
         else
             format('select array_agg(d.partition order by d.ord), array_agg(d.row_id order by d.ord)
       into partitions, ids
@@ -417,9 +454,16 @@ $$
         select u.ord, q.v_partition as partition, %s as row_id
         from unnest(array_fill(0, array[p_n]), p_keys, p_priorities) with ordinality u(n, key, priority, ord)
         cross join lateral (select %s as v_partition) q
-      ) d;', v_draw, v_part_many)
+      ) d;', trunkline._draw_expression(t), v_partition)
         end);
+end
+$f$;
 
+-- Writes topic_<n>_append, which draws ids for a batch and inserts it.
+create or replace function trunkline._write_append(t trunkline.topics) returns void
+language plpgsql
+as $f$
+begin
     execute format($x$
 create or replace function trunkline.topic_%1$s_append(
     p_payloads bytea[], p_ids uuid[], p_keys text[], p_routing_keys text[], p_labels text[], p_headers jsonb[],
@@ -440,9 +484,16 @@ begin
     returning m.message_id::uuid;
 end
 $$
-    $x$, p_topic_id);
+    $x$, t.topic_id);
+end
+$f$;
 
-    -- topic_<n>_read has fixed statements for the newest segments, and plans a statement for each other one.
+-- Writes topic_<n>_read, which has fixed statements for the newest segments, and plans a statement for each
+-- other one.
+create or replace function trunkline._write_read(t trunkline.topics) returns void
+language plpgsql
+as $f$
+begin
     execute format($x$
 create or replace function trunkline.topic_%1$s_read(v_partition int, v_segment bigint, p_first_id bigint, p_last_id bigint, p_shift bigint)
 returns setof trunkline.log_row
@@ -460,9 +511,16 @@ begin
         using p_first_id, p_last_id, p_shift;
 end
 $$
-    $x$, p_topic_id, trunkline._branches(p_topic_id, $b$return query select id + p_shift, message_id::uuid, key, routing_key, label, headers, payload::bytea, content_type::text,
+    $x$, t.topic_id, trunkline._branches(t.topic_id, $b$return query select id + p_shift, message_id::uuid, key, routing_key, label, headers, payload::bytea, content_type::text,
             occurred_at, coalesce((origin).published_at, created_at), created_at::timestamptz, (origin).topic from trunkline.%I where id between p_first_id and p_last_id order by id; return;$b$));
+end
+$f$;
 
+-- Writes topic_<n>_scan, which returns the ids of a segment that ranges of transactions have written.
+create or replace function trunkline._write_scan(t trunkline.topics) returns void
+language plpgsql
+as $f$
+begin
     execute format($x$
 create or replace function trunkline.topic_%1$s_scan(v_partition int, v_segment bigint, p_from xid8[], p_upto xid8[], out ids int8multirange)
 language plpgsql
@@ -480,7 +538,7 @@ begin
                    v_partition, v_segment) into ids using p_from, p_upto;
 end
 $$
-    $x$, p_topic_id, trunkline._branches(p_topic_id, $b$
+    $x$, t.topic_id, trunkline._branches(t.topic_id, $b$
         -- Most scans find ids without gaps. Then the ids need not be collected.
         select min(m.id) as lo, max(m.id) as hi, count(*) as n into v_found
         from unnest(p_from, p_upto) r(lo, hi) cross join lateral (select id from trunkline.%1$I where xid >= r.lo and xid < r.hi offset 0) m;
@@ -492,7 +550,6 @@ $$
         end if;
         return;
     $b$));
-    perform trunkline._guard_functions(format('^topic_%s_', p_topic_id));
 end
 $f$;
 

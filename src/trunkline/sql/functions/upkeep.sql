@@ -37,14 +37,22 @@ $$;
 -- statement for all of them.
 create or replace function trunkline._unsequenced_logs(p_logs int[]) returns int[]
 language plpgsql
+set plan_cache_mode = force_generic_plan
 as $$
+declare
+    v_slot smallint := (select slot from trunkline.epoch);
 begin
     return array(
         select l.log from trunkline.logs l
-        left join lateral (select t.whole, t.last_id from trunkline.ticks t where t.log = l.log order by t.first_offset desc limit 1) k on true
+        -- a tick in the current slot is newer than all others
+        left join lateral (
+            (select t.whole, t.last_id from trunkline.ticks t where t.slot = v_slot and t.log = l.log order by t.first_offset desc limit 1)
+            union all
+            (select t.whole, t.last_id from trunkline.ticks t where t.slot = 1 - v_slot and t.log = l.log order by t.first_offset desc limit 1)
+            limit 1) k on true
         where l.log = any (p_logs)
           and (not coalesce(k.whole, true)
-               or coalesce(trunkline._last_value(to_regclass('trunkline.topic_' || l.topic_id || '_' || l.partition || '_ids')), 0) > coalesce(k.last_id, 0)));
+               or coalesce(pg_sequence_last_value(to_regclass('trunkline.topic_' || l.topic_id || '_' || l.partition || '_ids')), 0) > coalesce(k.last_id, 0)));
 exception when others then
     -- a topic was deleted meanwhile: the caller checks each log
     return p_logs;
@@ -60,7 +68,10 @@ declare
     r       record;
     v_count int := 0;
     v_from  int := coalesce(pg_sequence_last_value('trunkline.logs_visited'), 0);
-    v_logs  int[] := array(select l.log from trunkline.topics t join trunkline.logs l using (topic_id) where not t.shared and l.log > greatest(v_from, 1) order by l.log limit trunkline._upkeep_batch());
+    -- topic by topic in the order of their numbers, so that the rest of the logs is not read
+    v_logs  int[] := array(select l.log from (select topic_id from trunkline.topics where not shared and topic_id >= v_from / 64 order by topic_id offset 0) t
+                           cross join lateral (select x.log from trunkline.logs x where x.topic_id = t.topic_id and x.log > greatest(v_from, 1) offset 0) l
+                           order by t.topic_id, l.log limit trunkline._upkeep_batch());
 begin
     perform setval('trunkline.logs_visited', coalesce(v_logs[trunkline._upkeep_batch()], 0));
     -- a session that holds the lock of a log is sequencing it
@@ -217,7 +228,10 @@ declare
     v_ids  regclass := trunkline._ids(p_topic_id, p_partition);
     v_last bigint;
 begin
-    perform trunkline._make_segments(p_topic_id);
+    if trunkline._last_id(p_topic_id, p_partition) = 0 then
+        return false;
+    end if;
+    perform trunkline._make_segments(p_topic_id, true);
     begin
         perform set_config('lock_timeout', '20ms', true);
         -- changes nothing, but acquires the lock
@@ -247,7 +261,7 @@ begin
         select l.log from trunkline.logs l join trunkline.topics t using (topic_id)
         cross join lateral (select coalesce(pg_sequence_last_value(to_regclass('trunkline.topic_' || l.topic_id || '_' || l.partition || '_ids')), 0) as last offset 0) i
         cross join lateral (
-            select coalesce(bool_or(s.segment = (i.last + 1) / t.segment_rows + 1), false) as ahead,
+            select coalesce(bool_or(s.segment = trunkline._newest_segment(i.last, t.segment_rows)), false) as ahead,
                    bool_or(s.sealed_at is null and (s.segment + 1) * t.segment_rows - 1 <= i.last) as complete,
                    bool_or(s.segment = i.last / t.segment_rows and s.created_at < v_now - greatest(least(t.retention, interval '30 days') / 8, interval '1 second')) as old
             from trunkline.segments s where s.log = l.log) s
@@ -287,7 +301,7 @@ begin
             v_last := trunkline._last_id(r.topic_id, r.partition);
             -- In the lock order, the topic's lock comes before those held here, so it is only tried. A
             -- session that holds it changes or deletes the topic; the next run repeats this check.
-            if (not exists (select from trunkline.segments s where s.log = r.log and s.segment = (v_last + 1) / r.segment_rows + 1)
+            if (not exists (select from trunkline.segments s where s.log = r.log and s.segment = trunkline._newest_segment(v_last, r.segment_rows))
                 or r.partition = 0 and trunkline._limits_lag(r.topic_id)) and pg_try_advisory_xact_lock(778003, r.topic_id) then
                 v_count := v_count + trunkline._make_segments(r.topic_id);
                 v_topic := r.topic_id;
@@ -296,11 +310,16 @@ begin
             if (v_last + 1) % r.segment_rows > 0 and v_last > 0
                and to_regclass(format('trunkline.topic_%s_%s_%s', r.topic_id, r.partition, v_last / r.segment_rows)) is not null then
                 execute format('select created_at from trunkline.topic_%s_%s_%s order by id limit 1', r.topic_id, r.partition, v_last / r.segment_rows) into v_oldest;
-                -- the topic's functions must know the next segment before, or publishers would wait for this
-                -- task
                 if v_oldest < trunkline.clock() - greatest(least(r.retention, interval '30 days') / 8, interval '1 second')
-                   and v_topic is distinct from r.topic_id and not trunkline._limits_lag(r.topic_id) and pg_try_advisory_xact_lock(778003, r.topic_id) then
-                    v_count := v_count + trunkline._end_segment(r.topic_id, r.partition, r.segment_rows)::int;
+                   and v_topic is distinct from r.topic_id and pg_try_advisory_xact_lock(778003, r.topic_id) then
+                    -- The topic's functions must know the next segment before, or publishers would wait for
+                    -- this task. So one run creates it, and a later one ends this segment.
+                    if trunkline._limits_lag(r.topic_id) or not exists (select from trunkline.segments s where s.log = r.log and s.segment > v_last / r.segment_rows) then
+                        v_count := v_count + trunkline._make_segments(r.topic_id, true);
+                        v_topic := r.topic_id;
+                    else
+                        v_count := v_count + trunkline._end_segment(r.topic_id, r.partition, r.segment_rows)::int;
+                    end if;
                 end if;
             end if;
             v_count := v_count + trunkline._seal(r.topic_id, r.partition, r.segment_rows);
@@ -423,7 +442,7 @@ begin
             v_gone := trunkline._empty_segment(r.topic_id, r.partition, r.segment, r.last_offset);
             if v_gone > 0 and v_needed <= r.last_offset then
                 insert into trunkline.alerts (at, kind, detail) values (trunkline.clock(), 'retention_overtook_reader',
-                    jsonb_build_object('topic', r.name, 'partition', r.partition, 'reader_needed', v_needed, 'lowest_offset', r.last_offset + 1));
+                    jsonb_build_object('topic', r.name, 'partition', r.partition, 'reader_needed', v_needed, 'earliest_offset', r.last_offset + 1));
                 raise warning 'hard retention removed unread messages of topic "%": offsets % to %', r.name, v_needed, r.last_offset;
             end if;
             v_count := v_count + v_gone;
@@ -505,7 +524,8 @@ $$;
 
 -- Drops emptied segments, and blocks without segments. Overlapping publishers hold locks on the topic's table
 -- and on the block they write to all the time. So the last segments of a busy topic stay until its next block
--- begins. After that only the block stays, which has no storage.
+-- begins. After that only the block stays, which has no storage. The first segment of a partition has no
+-- block: in a busy topic its empty table stays.
 create or replace function trunkline._drop_empty_segments() returns void
 language plpgsql
 as $$
@@ -569,7 +589,7 @@ $$;
 -- Trimmed messages in the shared store cannot be read any more; their space is reused with their segment.
 -- Segments of the queue's own tables are truncated. A segment stays if a publisher of the queue is open or a
 -- lock cannot be acquired. Requires a READ COMMITTED transaction.
-create or replace function trunkline.cleanup_queue(p_name text) returns int
+create or replace function trunkline.trim_queue(p_name text) returns int
 language plpgsql
 as $$
 declare
@@ -578,7 +598,7 @@ declare
     v_count  int := 0;
     v_needed bigint;
 begin
-    perform trunkline._need_read_committed('cleanup_queue');
+    perform trunkline._need_read_committed('trim_queue');
     -- so that everything settled up to now counts
     perform trunkline._sequence_alone(array[q.queue_id], null);
     perform trunkline._begin_read();
@@ -658,7 +678,7 @@ $$;
 -- Empties the older of the two partitions of `ticks` and `positions`, and makes it the current one. Before
 -- that, copies the rows that are still needed, while no other session can use the partition. Other sessions
 -- wait at most for the lock timeout (20 ms) and the copying. Returns 1, or 0 if the locks were not available.
-create or replace function trunkline._swap_slots() returns int
+create or replace function trunkline._swap_partitions() returns int
 language plpgsql
 as $$
 declare
@@ -673,9 +693,15 @@ begin
         insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids, shared)
         select v_cur, t.log, t.first_offset, t.n, t.ids, t.cut_at, t.snapshot, t.last_id, t.whole, t.own_xid, t.own_ids, t.shared
         from trunkline.logs l join trunkline.ticks t on t.slot = v_new and t.log = l.log and t.first_offset > l.carried_upto;
+        -- one search of the index for each cursor in the slot, not for each that exists
+        with recursive c(cursor_id) as (
+            (select p.cursor_id from trunkline.positions p where p.slot = v_new order by p.cursor_id limit 1)
+            union all
+            select (select p.cursor_id from trunkline.positions p where p.slot = v_new and p.cursor_id > c.cursor_id order by p.cursor_id limit 1) from c where c.cursor_id is not null
+        )
         insert into trunkline.positions
         select v_cur, p.cursor_id, p.state_no, p.committed, p.fetched, p.member, p.generation, p.deadline, p.at, p.last_match
-        from trunkline.cursors c
+        from c join trunkline.cursors k using (cursor_id)
         cross join lateral (select * from trunkline.positions x where x.cursor_id = c.cursor_id order by x.state_no desc limit 1) p
         where p.slot = v_new;
         execute format('truncate trunkline.ticks_%1$s, trunkline.positions_%1$s', v_new);
@@ -801,22 +827,22 @@ $$;
 -- Rotates ticks and positions, then leases and the tables that belong to them.
 create or replace function trunkline._upkeep_rotate() returns int
 language sql
--- in this order: claims read ticks, and wait for locks on these only while slots are swapped
-as $$ select trunkline._rotate() + trunkline._swap_slots() $$;
+-- in this order: claims read ticks, and wait for locks on these only while partitions are swapped
+as $$ select trunkline._rotate() + trunkline._swap_partitions() $$;
 
 -- Truncates a partition if it has rows and can be locked within 50 ms. Returns 1 or 0. run_upkeep restores
 -- the lock timeout.
-create or replace function trunkline._empty_slot(p_slot text) returns int
+create or replace function trunkline._empty_partition(p_partition text) returns int
 language plpgsql
 as $$
 declare
     v_any boolean;
 begin
-    execute format('select exists (select from trunkline.%I)', p_slot) into v_any;
+    execute format('select exists (select from trunkline.%I)', p_partition) into v_any;
     if v_any then
         perform set_config('lock_timeout', '50ms', true);
         begin
-            execute format('truncate trunkline.%I', p_slot);
+            execute format('truncate trunkline.%I', p_partition);
         exception when lock_not_available then
             return 0;
         end;
@@ -830,8 +856,8 @@ create or replace function trunkline._window(p_table text) returns smallint
 language sql stable
 as $$ select slot from trunkline.windows where name = p_table $$;
 
--- Moves to the next of a table's four partitions once the current one was in use for a third of p_keep, and
--- at least for one hour. The rows in the next partition are older than p_keep by then, and are removed.
+-- Moves to the next of a table's three partitions once the current one was in use for half of p_keep, and at
+-- least for one hour. The rows in the next partition are older than p_keep by then, and are removed.
 -- Returns 1 if there were any.
 create or replace function trunkline._turn_window(p_table text, p_keep interval) returns int
 language plpgsql
@@ -847,13 +873,13 @@ begin
         -- the server's clock was set back
         update trunkline.windows set began_at = v_now where name = p_table;
     end if;
-    if v_now < w.began_at + greatest(p_keep / 3, interval '1 hour') then
+    if v_now < w.began_at + greatest(p_keep / 2, interval '1 hour') then
         return 0;
     end if;
-    v_gone := trunkline._empty_slot(p_table || '_' || (w.slot + 1) % 4);
-    execute format('select exists (select from trunkline.%I)', p_table || '_' || (w.slot + 1) % 4) into v_any;
+    v_gone := trunkline._empty_partition(p_table || '_' || (w.slot + 1) % 3);
+    execute format('select exists (select from trunkline.%I)', p_table || '_' || (w.slot + 1) % 3) into v_any;
     if not v_any then
-        update trunkline.windows set slot = (w.slot + 1) % 4, began_at = v_now where name = p_table;
+        update trunkline.windows set slot = (w.slot + 1) % 3, began_at = v_now where name = p_table;
     end if;
     return v_gone;
 end
@@ -893,7 +919,7 @@ begin
     delete from trunkline.members where seen_until < trunkline.clock() - interval '1 hour';
     perform trunkline._drop_sequences();
     delete from trunkline.redriven where at < trunkline.clock() - interval '30 days';
-    return trunkline._empty_slot('idempotency_' || (v_win + 2) % 4);
+    return trunkline._empty_partition('idempotency_' || (v_win + 2) % 4);
 end
 $$;
 
@@ -904,15 +930,17 @@ as $$
     values
     ('pass', interval '200 milliseconds'), ('schedules', '1 second'), ('sequence', '200 milliseconds'), ('delayed', '1 second'),
     ('segments', '5 seconds'), ('retention', '15 seconds'), ('rotate', trunkline._setting('rotate_every')::interval), ('windows', '1 minute'),
-    ('history', '1 hour'), ('attempts', '1 hour'), ('stages', '10 minutes'), ('rollups', '1 minute'), ('jobs', '2 seconds')
+    ('history', '1 hour'), ('attempts', '1 hour'), ('stages', '10 minutes'), ('rollups', '1 minute'), ('jobs', '2 seconds'), ('runs', '500 milliseconds'), ('events', '10 seconds')
 $$;
 
 -- Returns the seconds since a task last ran; null if it never ran. A negative age means that the last run was
--- recorded while the server's clock was ahead.
+-- recorded while the server's clock was ahead. Frequent tasks have a sequence for it, which leaves no dead
+-- rows; the others have a row in upkeep_tasks.
 create or replace function trunkline._upkeep_age(p_task text) returns float8
 language sql
 as $$
-    select extract(epoch from trunkline.clock())::float8 - nullif(pg_sequence_last_value(format('trunkline.upkeep_%s', p_task)::regclass), 0) / 1000.0
+    select extract(epoch from trunkline.clock())::float8 - nullif(coalesce(
+        (select ran_at from trunkline.upkeep_tasks where task = p_task), pg_sequence_last_value(to_regclass('trunkline.upkeep_' || p_task))), 0) / 1000.0
 $$;
 
 -- Returns whether a task is due: it did not run within the last p_every. A last run in the future proves
@@ -921,6 +949,28 @@ create or replace function trunkline._upkeep_is_due(p_task text, p_every interva
 language sql
 as $$
     select not coalesce(x.age >= 0 and x.age < extract(epoch from p_every), false) from (select trunkline._upkeep_age(p_task) as age) x
+$$;
+
+-- Begins a run of a task: acquires its lock until the transaction ends, and records the time. Returns false if
+-- the task is not due or runs in another session.
+create or replace function trunkline._begin_run(p_task text, p_every interval) returns boolean
+language plpgsql
+as $$
+declare
+    v_now bigint := floor(extract(epoch from trunkline.clock()) * 1000);
+begin
+    -- Checked again under the lock: another session may have finished the task in between.
+    if not trunkline._upkeep_is_due(p_task, p_every) or not pg_try_advisory_xact_lock(778004, hashtext(p_task))
+       or not trunkline._upkeep_is_due(p_task, p_every) then
+        return false;
+    end if;
+    if to_regclass('trunkline.upkeep_' || p_task) is not null then
+        perform setval(('trunkline.upkeep_' || p_task)::regclass, v_now);
+    else
+        insert into trunkline.upkeep_tasks (task, ran_at) values (p_task, v_now) on conflict (task) do update set ran_at = excluded.ran_at;
+    end if;
+    return true;
+end
 $$;
 
 -- Runs one upkeep task if it did not run within p_every and no other session runs it. Returns the amount of
@@ -941,13 +991,9 @@ begin
                                 format('Use one of: %s.', (select string_agg(t.task, ', ') from trunkline._upkeep_tasks() t)));
     end if;
     perform trunkline._need_read_committed('upkeep');
-    -- Checked again under the lock: another session may have finished the task in between.
-    if not trunkline._upkeep_is_due(p_task, p_every) or not pg_try_advisory_xact_lock(778004, hashtext(p_task))
-       or not trunkline._upkeep_is_due(p_task, p_every) then
+    if not trunkline._begin_run(p_task, p_every) then
         return null;
     end if;
-    -- Set before the work and kept if that fails: a failing task waits for its interval like any other.
-    perform setval(format('trunkline.upkeep_%s', p_task)::regclass, floor(extract(epoch from trunkline.clock()) * 1000)::bigint);
     -- A lock that another session keeps must not stop the other tasks.
     if v_wait = '0' then
         perform set_config('lock_timeout', '2s', true);
@@ -960,7 +1006,7 @@ begin
         perform setval(v_took, greatest(0, extract(epoch from clock_timestamp() - v_began) * 1000000)::bigint);
     end if;
     perform set_config('lock_timeout', v_wait, true);
-    delete from trunkline.upkeep_failures where task = p_task;
+    update trunkline.upkeep_tasks set since = null, code = null, error = null where task = p_task and since is not null;
     if found then
         raise notice 'upkeep task "%" recovered', p_task;
     end if;
@@ -974,14 +1020,14 @@ create or replace function trunkline._upkeep_failed(p_task text, p_code text, p_
 language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
-    f trunkline.upkeep_failures;
+    f trunkline.upkeep_tasks;
 begin
-    select * into f from trunkline.upkeep_failures where task = p_task;
+    select * into f from trunkline.upkeep_tasks where task = p_task;
     if f.code = p_code and regexp_replace(f.error, '\d+', '', 'g') = regexp_replace(p_error, '\d+', '', 'g') then
         return false;
     end if;
-    insert into trunkline.upkeep_failures (task, since, code, error) values (p_task, trunkline.clock(), p_code, p_error)
-    on conflict (task) do update set code = excluded.code, error = excluded.error;
+    insert into trunkline.upkeep_tasks (task, since, code, error) values (p_task, trunkline.clock(), p_code, p_error)
+    on conflict (task) do update set since = coalesce(upkeep_tasks.since, excluded.since), code = excluded.code, error = excluded.error;
     return true;
 end
 $$;
@@ -996,13 +1042,13 @@ returns table (task text, state text, every interval, last_run_at timestamptz, a
 language sql
 as $$
     select t.task,
-           case when a.age < -1 then 'ahead' when f.task is not null then 'failing' when a.age is null then 'never'
+           case when a.age < -1 then 'ahead' when f.since is not null then 'failing' when a.age is null then 'never'
                 when a.age > extract(epoch from t.every) * 2 + 30 then 'late' else 'ok' end,
            t.every, trunkline.clock() - a.age * interval '1 second', a.age, f.since, f.code, f.error,
            pg_sequence_last_value(to_regclass(format('trunkline.upkeep_took_%s', t.task))) / 1000000.0
     from trunkline._upkeep_tasks() t
     cross join lateral (select trunkline._upkeep_age(t.task) as age) a
-    left join trunkline.upkeep_failures f on f.task = t.task
+    left join trunkline.upkeep_tasks f on f.task = t.task
     order by t.task
 $$;
 
@@ -1049,8 +1095,8 @@ begin
     where m.subscription_id = x.subscription_id and m.member = x.member;
     update trunkline.dispatchers d set seen_until = d.seen_until - v_by
     from (select dispatcher from trunkline.dispatchers where seen_until > v_from for update skip locked) x where d.dispatcher = x.dispatcher;
-    update trunkline.endpoint_bars b set until = b.until - v_by
-    from (select endpoint_id, dispatcher from trunkline.endpoint_bars where until > v_from for update skip locked) x
+    update trunkline.egress_denials b set until = b.until - v_by
+    from (select endpoint_id, dispatcher from trunkline.egress_denials where until > v_from for update skip locked) x
     where b.endpoint_id = x.endpoint_id and b.dispatcher = x.dispatcher;
     update trunkline.endpoints e
     set open_until = case when e.open_until > v_from then e.open_until - v_by else e.open_until end,
@@ -1058,8 +1104,8 @@ begin
         held_until = case when e.held_until > v_from then e.held_until - v_by else e.held_until end
     from (select endpoint_id from trunkline.endpoints where greatest(open_until, probe_until, held_until) > v_from for update skip locked) x
     where e.endpoint_id = x.endpoint_id;
-    update trunkline.job_slots s set until = s.until - v_by
-    from (select limit_name, worker from trunkline.job_slots where until > v_from for update skip locked) x
+    update trunkline.job_limit_shares s set until = s.until - v_by
+    from (select limit_name, worker from trunkline.job_limit_shares where until > v_from for update skip locked) x
     where s.limit_name = x.limit_name and s.worker = x.worker;
     update trunkline.job_workers w set seen_at = w.seen_at - v_by
     from (select worker from trunkline.job_workers where seen_at > v_now for update skip locked) x where w.worker = x.worker;
@@ -1076,7 +1122,7 @@ begin
     -- each new rollup is compared with the newest row
     delete from trunkline.rollups where at > v_now;
     insert into trunkline.alerts (at, kind, detail) values (v_now, 'clock_went_back', jsonb_build_object('seconds', round(extract(epoch from v_by))));
-    delete from trunkline.upkeep_failures where task = 'clock';
+    delete from trunkline.upkeep_tasks where task = 'clock';
     -- Last, because setval is not rolled back: after an error above, the next call must try again.
     perform setval('trunkline.upkeep_clock', floor(extract(epoch from v_now) * 1000)::bigint);
     raise warning 'server clock went back by %; corrected schedules and time limits that were set in between', date_trunc('second', v_by);
@@ -1084,12 +1130,13 @@ begin
 end
 $$;
 
--- Returns the tasks in the order of one call: tasks that never ran or have a last run in the future, then the
--- one that ran longest ago.
+-- Returns the tasks that are due, in the order of one call: tasks that never ran or have a last run in the
+-- future, then the one that ran longest ago.
 create or replace function trunkline._upkeep_order() returns table (task text, every interval)
 language sql set search_path = pg_catalog, pg_temp
 as $$
-    select t.task, t.every from trunkline._upkeep_tasks() t cross join lateral (select trunkline._upkeep_age(t.task) as age) a
+    select t.task, t.every from trunkline._upkeep_tasks() t cross join lateral (select trunkline._upkeep_age(t.task) as age offset 0) a
+    where not coalesce(a.age >= 0 and a.age < extract(epoch from t.every), false)
     order by case when a.age >= 0 then a.age end desc nulls first, t.every
 $$;
 
@@ -1123,6 +1170,15 @@ begin
     set transaction isolation level read committed;
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     for r in select * from trunkline._upkeep_order() loop
+        -- Recorded before the work, and kept if that fails or is cancelled: a failing task waits for its
+        -- interval like any other.
+        if to_regclass('trunkline.upkeep_' || r.task) is null then
+            continue when not trunkline._begin_run(r.task, r.every);
+            r.every := '0';
+            commit;
+            set transaction isolation level read committed;
+            perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+        end if;
         begin
             perform trunkline.run_upkeep(r.task, r.every);
         exception when others then

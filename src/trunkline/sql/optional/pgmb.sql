@@ -120,7 +120,7 @@ as $$
     c as materialized (select k.* from q join trunkline.cursors k on k.queue_id = q.queue_id and k.kind = 'log'),
     done as (
         select distinct on (a.id) a.log_offset, a.id as message_id, true as acknoledge, a.attempts - 1 as retries, false as locked, a.created_at, a.processed_at
-        from trunkline.list_archive(p_queue, '30 days', 1000000) a order by a.id, a.processed_at desc
+        from trunkline.list_completed(p_queue, '30 days', 1000000) a order by a.id, a.processed_at desc
     ), leased as (
         select r.log_offset, r.id, false, d.attempt - 1, true, r.created_at, null::timestamptz
         from q cross join lateral trunkline._live_deliveries(q.queue_id) d join c on c.cursor_id = d.source_id

@@ -45,7 +45,7 @@ def attention(conn: Connection) -> list[Attention]:
 def topic_map(conn: Connection, topic: str) -> list[PartitionMap]:
     rows = fetch_rows(
         conn,
-        "select partition, lowest_offset, head, unsequenced, staged, segments, times, readers, archive, keeps"
+        "select partition, earliest_offset, head, unsequenced, staged, segments, times, readers, archive, keeps"
         " from trunkline.topic_map(%b)",
         (topic,),
     )

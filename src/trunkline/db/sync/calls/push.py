@@ -59,6 +59,10 @@ def list_endpoints(conn: Connection) -> list[Endpoint]:
     return fetch_records(conn, Endpoint, _ENDPOINTS)
 
 
+def any_endpoint(conn: Connection) -> bool:
+    return bool(fetch_value(conn, "select exists (select from trunkline.endpoints)"))
+
+
 def get_endpoint(conn: Connection, name: str) -> Endpoint:
     # the first statement raises if the endpoint does not exist
     fetch_rows(conn, "select from trunkline._endpoint(%b)", (name,))
@@ -174,7 +178,7 @@ def replay(
 # Dispatching
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint's state and settings for one dispatcher at time `now`. Times are in seconds from `now`."""
 
     now: datetime
@@ -203,8 +207,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     tests: list[UUID] | None
 
 
-def dispatch_plan(conn: Connection, dispatcher: str) -> list[Planned]:
-    return fetch_records(conn, Planned, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
+def dispatch_plan(conn: Connection, dispatcher: str) -> list[EndpointPlan]:
+    return fetch_records(conn, EndpointPlan, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
 
 
 def leave_dispatch(conn: Connection, dispatcher: str) -> None:
@@ -245,12 +249,14 @@ class Permits(NamedTuple):
     wait: float
 
 
-def take_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
-    rows = fetch_rows(conn, "select delays, valid, wait from trunkline.take_permits(%b::int, %b::int)", (endpoint_id, want))
+def acquire_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
+    rows = fetch_rows(
+        conn, "select delays, valid, wait from trunkline.acquire_permits(%b::int, %b::int)", (endpoint_id, want)
+    )
     return Permits(*rows[0])
 
 
-class Settlement(NamedTuple):
+class AttemptRow(NamedTuple):
     """The outcome of a delivery and its request. `seconds` is None if no request was made."""
 
     endpoint_id: int
@@ -273,7 +279,7 @@ def _array(values: Iterable[Any]) -> str:
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
-def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[Result]:
+def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[AttemptRow], *, now: float) -> list[Result]:
     """Settle deliveries and record their attempts. `now` is by the same clock as `started`."""
     endpoints, queues, receipts, ids, attempts, started, seconds, statuses, outcomes, delays, errors, snippets = zip(
         *items, strict=True
@@ -308,20 +314,20 @@ def open_breaker(conn: Connection, endpoint_id: int, openings: int) -> float:
     return 0.0 if value is None else float(value)
 
 
-def take_probe(conn: Connection, endpoint_id: int) -> bool:
-    return bool(fetch_value(conn, "select trunkline.take_probe(%b::int)", (endpoint_id,)))
+def acquire_probe(conn: Connection, endpoint_id: int) -> bool:
+    return bool(fetch_value(conn, "select trunkline.acquire_probe(%b::int)", (endpoint_id,)))
 
 
 def close_breaker(conn: Connection, endpoint_id: int) -> None:
     fetch_rows(conn, "select trunkline.close_breaker(%b::int)", (endpoint_id,))
 
 
-def hold_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
-    fetch_rows(conn, "select trunkline.hold_endpoint(%b::int, %b)", (endpoint_id, span))
+def defer_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
+    fetch_rows(conn, "select trunkline.defer_endpoint(%b::int, %b)", (endpoint_id, span))
 
 
-def bar_dispatcher(conn: Connection, dispatcher: str, endpoint_id: int, reason: str, *, probing: bool) -> float:
-    query = "select trunkline.bar_dispatcher(%b, %b::int, %b, %b)"
+def deny_egress(conn: Connection, dispatcher: str, endpoint_id: int, reason: str, *, probing: bool) -> float:
+    query = "select trunkline.deny_egress(%b, %b::int, %b, %b)"
     return float(fetch_value(conn, query, (dispatcher, endpoint_id, reason, probing)))
 
 
@@ -329,8 +335,8 @@ def return_test(conn: Connection, endpoint_id: int, id: UUID) -> bool:
     return bool(fetch_value(conn, "select trunkline.return_test(%b::int, %b::uuid)", (endpoint_id, id)))
 
 
-def lift_bar(conn: Connection, dispatcher: str, endpoint_id: int) -> None:
-    fetch_rows(conn, "select trunkline.lift_bar(%b, %b::int)", (dispatcher, endpoint_id))
+def allow_egress(conn: Connection, dispatcher: str, endpoint_id: int) -> None:
+    fetch_rows(conn, "select trunkline.allow_egress(%b, %b::int)", (dispatcher, endpoint_id))
 
 
 # Receiving

@@ -12,48 +12,27 @@ from trunkline.db.calls.list_records import ConsumerRow, DelayedRow
 from trunkline.db.sync.calls.statements import FIELDS, message_fields, named_arguments, within_bytes
 from trunkline.db.sync.pool import Connection
 from trunkline.db.sync.query import fetch_records, fetch_rows, fetch_value
-from trunkline.types import (
-    Queue,
-    Result,
-    Waiting,
-)
+from trunkline.receipt import of_one_lease
+from trunkline.resources import NewQueueSettings, sql_types
+from trunkline.types import Queue, ReadyMessage, Result
 
 S = TypeVar("S")
 
 
-_QUEUE_SETTINGS = {
-    "lease": "interval",
-    "max_attempts": "int",
-    "backoff_base": "interval",
-    "backoff_factor": "float8",
-    "backoff_cap": "interval",
-    "backoff_jitter": "float8",
-    "ttl": "interval",
-    "delivery_delay": "interval",
-    "ordered": "boolean",
-    "partitions": "int",
-    "priorities": "int",
-    "history": "interval",
-    "retention": "interval",
-    "max_payload": "int",
-    "segment_rows": "int",
-}
-
-
 def create_queue(conn: Connection, name: str, **settings: Any) -> Queue:
-    named, values = named_arguments(settings, _QUEUE_SETTINGS)
+    named, values = named_arguments(settings, sql_types(NewQueueSettings))
     fetch_rows(conn, f"select from trunkline.create_queue(%b{named})", (name, *values))
     return get_queue(conn, name)
 
 
 def alter_queue(conn: Connection, name: str, **settings: Any) -> Queue:
-    named, values = named_arguments(settings, _QUEUE_SETTINGS)
+    named, values = named_arguments(settings, sql_types(NewQueueSettings))
     fetch_rows(conn, f"select from trunkline.alter_queue(%b{named})", (name, *values))
     return get_queue(conn, name)
 
 
 def ensure_queue(conn: Connection, name: str, **settings: Any) -> Queue:
-    named, values = named_arguments(settings, _QUEUE_SETTINGS)
+    named, values = named_arguments(settings, sql_types(NewQueueSettings))
     fetch_rows(conn, f"select from trunkline.ensure_queue(%b{named})", (name, *values))
     return get_queue(conn, name)
 
@@ -83,14 +62,14 @@ def purge_queue(conn: Connection, name: str) -> int:
     return int(fetch_value(conn, "select trunkline.purge_queue(%b)", (name,)))
 
 
-def cleanup_queue(conn: Connection, name: str) -> int:
+def trim_queue(conn: Connection, name: str) -> int:
     """Remove finished messages. Return the number of segments and shared-store partitions emptied."""
-    return int(fetch_value(conn, "select trunkline.cleanup_queue(%b)", (name,)))
+    return int(fetch_value(conn, "select trunkline.trim_queue(%b)", (name,)))
 
 
 def peek_queue(
     conn: Connection, queue: str, *, limit: int = 10, max_bytes: int | None = None, type: Any = None
-) -> list[Waiting[Any]]:
+) -> list[ReadyMessage[Any]]:
     """Return the next messages: retries by due time, then new ones. Claims nothing and counts no attempt."""
     fields, function = f"{FIELDS}, topic, attempt, due_at, error", "peek_queue(%b, %b::int)"
     if max_bytes is None:
@@ -99,7 +78,7 @@ def peek_queue(
         rows = fetch_rows(conn, within_bytes(fields, function), (queue, limit, max_bytes))
     decode = decoder(type)
     return [
-        Waiting(**message_fields(row), topic=row[11], attempt=row[12], due_at=row[13], error=row[14], _decode=decode)
+        ReadyMessage(**message_fields(row), topic=row[11], attempt=row[12], due_at=row[13], error=row[14], _decode=decode)
         for row in rows
     ]
 
@@ -147,15 +126,10 @@ def claim(
 
 
 def ack(conn: Connection, receipts: Sequence[str]) -> list[Result]:
-    position, _, lease = receipts[0].partition(".") if receipts else ("", "", "")
-    # fast path for receipts of one lease; malformed receipts take the slow path, which rejects them
-    if position.isdecimal() and all(receipt.partition(".")[2] == lease for receipt in receipts):
-        positions = [receipt.partition(".")[0] for receipt in receipts]
-        if all(text.isdecimal() and text.isascii() and len(text) < 19 for text in positions):
-            results = fetch_value(
-                conn, "select trunkline.ack_lease(%b, %b::bigint[])", (lease, [int(text) for text in positions])
-            )
-            return ["done"] * len(receipts) if results is None else results
+    # receipts of several leases, and texts that are none, which the function rejects, take the general path
+    if (known := of_one_lease(receipts)) is not None:
+        results = fetch_value(conn, "select trunkline.ack_lease(%b, %b::bigint[])", known)
+        return ["done"] * len(receipts) if results is None else results
     rows = fetch_rows(conn, "select result from trunkline.ack(%b::text[])", (list(receipts),))
     return [row[0] for row in rows]
 

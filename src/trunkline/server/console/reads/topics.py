@@ -1,4 +1,4 @@
-"""Reads of the pages of topics. A map of segments and positions by time will replace `detail` when the database has one."""
+"""Reads of the pages of topics."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from trunkline.db.calls import groups, health, stats, subscriptions, topics
+from trunkline.db.calls import groups, health, inspection, stats, subscriptions, topics
 from trunkline.db.pool import Connection
-from trunkline.types import Group, GroupStats, Subscription, Topic, TopicStats
+from trunkline.types import Group, GroupStats, PartitionMap, Subscription, Topic, TopicStats
 
 TOPICS = "topics"
 RATES = "topic rates"
@@ -51,3 +51,8 @@ async def detail(conn: Connection, name: str) -> Detail:
 async def history(conn: Connection, name: str, since: timedelta, step: timedelta) -> list[tuple[datetime, float | None]]:
     """Return the rates of one topic."""
     return [(at, rate) for topic, at, rate in await health.topic_rates(conn, since, step) if topic == name]
+
+
+async def map_of(conn: Connection, name: str) -> list[PartitionMap]:
+    """Return what the log of a topic looks like, by partition."""
+    return await inspection.topic_map(conn, name)

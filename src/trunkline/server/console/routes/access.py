@@ -11,12 +11,12 @@ from trunkline.db.calls import tokens as calls
 from trunkline.db.calls.tokens import Token
 from trunkline.db.pool import Connection
 from trunkline.errors import TrunklineError
-from trunkline.server.access import Caller
-from trunkline.server.call import Answer
+from trunkline.server.auth import Caller
+from trunkline.server.bodies import name_fault
 from trunkline.server.console import copying
 from trunkline.server.console.reads import access as reads
 from trunkline.server.console.web import Panel, Panels, Values, View, action, page
-from trunkline.server.fields import name_fault
+from trunkline.server.response import Response
 
 _PAGE, _AUDIT = "access.html", "audit.html"
 _ROWS = 100
@@ -119,13 +119,13 @@ async def chain(panel: Panel) -> Values:
 
 
 @page("/access", scope="admin", object=None)
-async def access(view: View) -> Answer:
+async def access(view: View) -> Response:
     """Tokens, what each may do, and sessions."""
     return await view.page(_PAGE, panels, title="Access", nav="access", copies=copying.tokens())
 
 
 @page("/access/audit", scope="admin", object=None)
-async def audit(view: View) -> Answer:
+async def audit(view: View) -> Response:
     """The audit log, newest first."""
     crumbs = [("Access", view.url("access")), ("Audit log", None)]
     return await view.page(_AUDIT, trail, title="Audit log", nav="access", crumbs=crumbs, copies=copying.audit())
@@ -135,7 +135,7 @@ def _crumbs(view: View, last: str) -> list[tuple[str, str | None]]:
     return [("Access", view.url("access")), (last, None)]
 
 
-async def _form(view: View, fields: dict[str, str], error: str | None = None) -> Answer:
+async def _form(view: View, fields: dict[str, str], error: str | None = None) -> Response:
     return await view.page(
         "token_new.html",
         status=400 if error else 200,
@@ -151,13 +151,13 @@ async def _form(view: View, fields: dict[str, str], error: str | None = None) ->
 
 
 @page("/access/new", scope="admin", object=None)
-async def new(view: View) -> Answer:
+async def new(view: View) -> Response:
     """The form of a new token."""
     return await _form(view, view.query)
 
 
 @action("/access/new", scope="admin")
-async def create(view: View) -> Answer:
+async def create(view: View) -> Response:
     """Create a token, and show it once."""
     fields = await view.form()
     name, pattern = fields.get("name", "").strip(), fields.get("pattern", "").strip() or "*"
@@ -185,7 +185,7 @@ async def create(view: View) -> Answer:
     return await _once(view, f"Token {name}", text, "New token", ", ".join(scopes))
 
 
-async def _once(view: View, what: str, text: str, title: str, scopes: str) -> Answer:
+async def _once(view: View, what: str, text: str, title: str, scopes: str) -> Response:
     return await view.page(
         "secret.html",
         title=title,
@@ -198,7 +198,7 @@ async def _once(view: View, what: str, text: str, title: str, scopes: str) -> An
     )
 
 
-async def _ask(view: View, template: str, title: str, **values: Any) -> Answer:
+async def _ask(view: View, template: str, title: str, **values: Any) -> Response:
     """Show a dialog about the token that the address names; without one, a choice of tokens."""
     read = await view.console.reads.read(reads.TOKENS, reads.all_tokens)
     live = [row for row in read.value or () if row.revoked_at is None]
@@ -215,13 +215,13 @@ async def _ask(view: View, template: str, title: str, **values: Any) -> Answer:
 
 
 @page("/access/rotate", scope="admin", object=None)
-async def ask_rotate(view: View) -> Answer:
+async def ask_rotate(view: View) -> Response:
     """Say what rotating a token does."""
     return await _ask(view, "token_rotate.html", "Rotate token", graces=_GRACE)
 
 
 @action("/access/tokens/{token:str}/rotate", scope="admin")
-async def rotate(view: View) -> Answer:
+async def rotate(view: View) -> Response:
     """Give a token a new secret, and show it once."""
     name = str(view.path["token"])
     grace = (await view.form()).get("grace", "")
@@ -231,13 +231,13 @@ async def rotate(view: View) -> Answer:
 
 
 @page("/access/revoke", scope="admin", object=None)
-async def ask_revoke(view: View) -> Answer:
+async def ask_revoke(view: View) -> Response:
     """Ask whether to revoke a token."""
     return await _ask(view, "token_revoke.html", "Revoke token")
 
 
 @action("/access/tokens/{token:str}/revoke", scope="admin")
-async def revoke(view: View) -> Answer:
+async def revoke(view: View) -> Response:
     """Revoke a token whose name was typed."""
     name = str(view.path["token"])
     if (await view.form()).get("confirm") != name:
@@ -247,7 +247,7 @@ async def revoke(view: View) -> Answer:
 
 
 @action("/access/tokens/{token:str}/end-sessions", scope="admin")
-async def end_sessions(view: View) -> Answer:
+async def end_sessions(view: View) -> Response:
     """End all sessions of a token."""
     name = str(view.path["token"])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from litestar import Response
+import litestar
 
 from trunkline.server.console.pages import static_files
 from trunkline.server.console.web import View, page
@@ -12,7 +12,7 @@ _YEAR = 365 * 86400
 
 
 @page("/static/{file:str}", scope="public", object=None)
-async def asset(view: View) -> Response[bytes]:
+async def asset(view: View) -> litestar.Response[bytes]:
     """Serve a file. Its address carries its hash, so browsers keep it for a year."""
     found = static_files().get(view.path["file"])
     if found is None:
@@ -25,8 +25,8 @@ async def asset(view: View) -> Response[bytes]:
         "cache-control": f"public, max-age={_YEAR}, immutable" if fixed else "no-cache",
     }
     if view.request.header("if-none-match") == etag:
-        return Response(b"", status_code=304, headers=headers)
-    return Response(found.body, media_type=found.kind, headers=headers)
+        return litestar.Response(b"", status_code=304, headers=headers)
+    return litestar.Response(found.body, media_type=found.kind, headers=headers)
 
 
 ROUTES = [asset]

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from trunkline.db.calls import push, tokens
-from trunkline.server.call import Answer
 from trunkline.server.console import copying, shapes
 from trunkline.server.console.reads import endpoints as reads
 from trunkline.server.console.web import Panel, Panels, Values, View, action, page
-from trunkline.server.params import moment
+from trunkline.server.query import moment
+from trunkline.server.response import Response
 from trunkline.types import Endpoint
 
 _LIST, _DETAIL = "endpoints.html", "endpoint.html"
@@ -201,13 +201,13 @@ async def events(panel: Panel) -> Values:
 
 
 @page("/endpoints")
-async def endpoint_list(view: View) -> Answer:
+async def endpoint_list(view: View) -> Response:
     """All endpoints that the caller may see."""
     return await view.page(_LIST, listing, title="Webhooks", nav="webhooks", copies=copying.endpoints())
 
 
 @page("/endpoints/{endpoint:str}", object="endpoint", portal=True)
-async def endpoint_detail(view: View) -> Answer:
+async def endpoint_detail(view: View) -> Response:
     """One endpoint: what it does now, its attempts, and its events."""
     name = str(view.path["endpoint"])
     read = await view.console.reads.read(("endpoint", name), lambda conn: reads.one(conn, name))
@@ -242,7 +242,7 @@ async def _tested(view: View, name: str) -> Any:
 
 
 @action("/endpoints/{endpoint:str}/pause", scope="operate", object="endpoint", portal=True)
-async def pause(view: View) -> Answer:
+async def pause(view: View) -> Response:
     """Pause an endpoint."""
     name = str(view.path["endpoint"])
     await view.change(lambda conn: push.pause_endpoint(conn, name), f"endpoint:{name}", "endpoints")
@@ -250,7 +250,7 @@ async def pause(view: View) -> Answer:
 
 
 @action("/endpoints/{endpoint:str}/resume", scope="operate", object="endpoint", portal=True)
-async def resume(view: View) -> Answer:
+async def resume(view: View) -> Response:
     """Resume an endpoint after a pause, a 410 response or an open circuit breaker."""
     name = str(view.path["endpoint"])
     await view.change(lambda conn: push.resume_endpoint(conn, name), f"endpoint:{name}", "endpoints")
@@ -258,13 +258,13 @@ async def resume(view: View) -> Answer:
 
 
 @action("/endpoints/{endpoint:str}/test", scope="operate", object="endpoint", portal=True)
-async def test(view: View) -> Answer:
+async def test(view: View) -> Response:
     """Send a test request, and wait a few seconds for its outcome."""
     name = str(view.path["endpoint"])
     id = await view.change(lambda conn: push.test_endpoint(conn, name))
     loop = asyncio.get_running_loop()
     end = loop.time() + _TEST_SECONDS
-    while loop.time() < end and not view.request.engine.stopping.is_set():
+    while loop.time() < end and not view.request.service.stopping.is_set():
         async with view.request.mq.connection() as conn:
             if await reads.attempts(conn, name, reads.Wanted(id=id), 1):
                 break
@@ -280,7 +280,7 @@ def _crumbs(view: View, name: str, last: str) -> list[tuple[str, str | None]]:
 
 
 @page("/endpoints/{endpoint:str}/rotate", scope="admin", object="endpoint", portal=True)
-async def ask_rotate(view: View) -> Answer:
+async def ask_rotate(view: View) -> Response:
     """Say what rotating the secret does."""
     name = str(view.path["endpoint"])
     return await view.page(
@@ -294,7 +294,7 @@ async def ask_rotate(view: View) -> Answer:
 
 
 @action("/endpoints/{endpoint:str}/rotate", scope="admin", object="endpoint", portal=True)
-async def rotate(view: View) -> Answer:
+async def rotate(view: View) -> Response:
     """Rotate the secret, and show the new one once."""
     name = str(view.path["endpoint"])
     secret = await view.change(lambda conn: push.rotate_secret(conn, name), f"endpoint:{name}")
@@ -314,7 +314,7 @@ async def rotate(view: View) -> Answer:
 
 
 @page("/endpoints/{endpoint:str}/portal", scope="admin", object="endpoint")
-async def ask_portal(view: View) -> Answer:
+async def ask_portal(view: View) -> Response:
     """Offer a link to this endpoint alone, for the people who run the receiver."""
     name = str(view.path["endpoint"])
     return await view.page(
@@ -329,7 +329,7 @@ async def ask_portal(view: View) -> Answer:
 
 
 @action("/endpoints/{endpoint:str}/portal", scope="admin")
-async def make_portal(view: View) -> Answer:
+async def make_portal(view: View) -> Response:
     """Create a token for the portal of this endpoint, and show it once."""
     name = str(view.path["endpoint"])
     days = (await view.form()).get("days", "")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from trunkline.server.call import Answer
 from trunkline.server.console import finding
 from trunkline.server.console.reads import overview
 from trunkline.server.console.web import View, page
+from trunkline.server.response import Response
 
 
 @page("/find")
-async def find(view: View) -> Answer:
+async def find(view: View) -> Response:
     """Go to what the text names; if that is not certain, show what it may be."""
     text = view.query.get("q", "").strip()[:500]
     read = await view.console.reads.read(overview.STATS, overview.stats)

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import msgspec
 from litestar.response import Stream
 
-from trunkline.server.call import Answer, answer
 from trunkline.server.console.web import View, page
+from trunkline.server.response import Response, respond
 
 _QUIET_SECONDS = 15.0
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no", "x-content-type-options": "nosniff"}
@@ -33,10 +33,10 @@ async def live(view: View) -> Stream:
     since = _since(view)
 
     async def events() -> AsyncIterator[bytes]:
-        state, engine, number = view.console.live, view.request.engine, since
+        state, service, number = view.console.live, view.request.service, since
         yield b"retry: 3000\n\n"
-        with state.listening(), engine.access.watch(view.request.scope) as ended:
-            while not (engine.stopping.is_set() or ended.done()):
+        with state.listening(), service.auth.watch(view.request.scope) as ended:
+            while not (service.stopping.is_set() or ended.done()):
                 await state.wait(number, _QUIET_SECONDS)
                 now, dirty = state.number, state.since(number, view.caller)
                 number = now
@@ -46,12 +46,12 @@ async def live(view: View) -> Stream:
 
 
 @page("/changes")
-async def changes(view: View) -> Answer:
+async def changes(view: View) -> Response:
     """Get the keys of stale fragments since a number, for browsers that cannot hold a stream."""
     state, since = view.console.live, _since(view)
     state.poll()
     await asyncio.sleep(0)
-    return answer({"n": state.number, "dirty": state.since(since, view.caller)})
+    return respond({"n": state.number, "dirty": state.since(since, view.caller)})
 
 
 ROUTES = [live, changes]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trunkline.server.access import SOME, Caller, credential_of
-from trunkline.server.call import Answer
+from trunkline.server.auth import SOME, Caller, credential_of
 from trunkline.server.console.sessions import LASTS
 from trunkline.server.console.web import View, action, check_origin, page
 from trunkline.server.problems import Problem
+from trunkline.server.response import Response
 
 _ERRORS = {
     "unauthenticated": "This token is not known.",
-    "token_revoked": "This token was revoked.",
-    "token_expired": "This token has expired.",
+    "token_revoked": "This token was revoked.",  # nosec B105: a message
+    "token_expired": "This token has expired.",  # nosec B105: a message
 }
 _LOOKS = {"theme": ("light", "dark", ""), "rows": ("compact", ""), "zone": ("local", "")}
 _YEAR = 365 * 86400
@@ -41,7 +41,7 @@ def _session_cookie(view: View, secret: str, seconds: int) -> Mapping[str, str]:
 
 
 @page("/login", scope="public", object=None)
-async def form(view: View) -> Answer:
+async def form(view: View) -> Response:
     """Show the form to sign in."""
     if view.open:
         return view.redirect(view.base)
@@ -54,7 +54,7 @@ def _portal_of(caller: Caller) -> str | None:
 
 
 @action("/login", scope="public", audit=False)
-async def sign_in(view: View) -> Answer:
+async def sign_in(view: View) -> Response:
     """Check a token and open a session for it."""
     scope = view.request.scope
     fields = await view.form()
@@ -63,7 +63,7 @@ async def sign_in(view: View) -> Answer:
     credential = credential_of(fields.get("token", "").strip())
     try:
         view.console.sessions.limit_tries(address)
-        caller = await view.request.engine.access.authenticate(scope, credential)
+        caller = await view.request.service.auth.authenticate(scope, credential)
     except Problem as exc:
         error = _ERRORS.get(exc.error, "Too many tries. Wait a minute." if exc.status == 429 else exc.detail)
         return view.render("login.html", status=exc.status, next=target, error=error)
@@ -80,7 +80,7 @@ async def sign_in(view: View) -> Answer:
     return view.redirect(target, _session_cookie(view, secret, int(LASTS.total_seconds())))
 
 
-async def _sign_out(view: View, *, everywhere: bool) -> Answer:
+async def _sign_out(view: View, *, everywhere: bool) -> Response:
     secret = view.console.sessions.secret(view.request.scope)
     if secret is not None:
         await view.console.sessions.end(secret, everywhere=everywhere)
@@ -88,19 +88,19 @@ async def _sign_out(view: View, *, everywhere: bool) -> Answer:
 
 
 @action("/logout", scope="view", object=SOME, audit=False, portal=True)
-async def sign_out(view: View) -> Answer:
+async def sign_out(view: View) -> Response:
     """End this session."""
     return await _sign_out(view, everywhere=False)
 
 
 @action("/logout/everywhere", scope="view", object=SOME, audit=False, portal=True)
-async def sign_out_everywhere(view: View) -> Answer:
+async def sign_out_everywhere(view: View) -> Response:
     """End all sessions of this session's token."""
     return await _sign_out(view, everywhere=True)
 
 
 @action("/look", scope="public", audit=False)
-async def look(view: View) -> Answer:
+async def look(view: View) -> Response:
     """Choose theme, row height or time zone; kept in cookies."""
     await check_origin(view)
     fields = await view.form()

@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 from trunkline.db.calls.health import Minute
-from trunkline.server.call import Answer
 from trunkline.server.console import attention, charts, copying, shapes
 from trunkline.server.console.reads import overview as reads
 from trunkline.server.console.web import Panel, Panels, Values, View, page
+from trunkline.server.response import Response
 from trunkline.types import GroupStats
 
 _TEMPLATE = "overview.html"
@@ -65,13 +65,10 @@ async def figures(panel: Panel) -> Values:
 @panels.add("queues", "groups", "endpoints", "pipelines")
 async def attention_list(panel: Panel) -> Values:
     view = panel.view
-    found = attention.rows(
-        await panel.read("Statistics", reads.STATS, reads.stats),
-        await panel.read("Endpoint statistics", reads.ENDPOINTS, reads.endpoints) or [],
-        (await panel.read("Pipelines", reads.PIPELINES, reads.pipelines) or []) if view.may("view") else [],
-        await panel.read("Upkeep", reads.TASKS, reads.tasks) or [],
-    )
-    return {"rows": [row for row in found if row.object is None or view.may("view", row.object)]}
+    found = await panel.read("What needs attention", reads.ATTENTION, reads.attention, seconds=2.0)
+    rows = attention.rows(found or [], view.now)
+    # what belongs to no topic, queue or endpoint is for those who may see everything
+    return {"rows": [row for row in rows if view.may("view", row.object)], "known": found is not None}
 
 
 @panels.add("topics", "queues")
@@ -126,7 +123,9 @@ async def queues(panel: Panel) -> Values:
     stats = await panel.read("Queue statistics", reads.STATS, reads.stats)
     rows = [row for row in stats.queues if panel.view.may("view", row.queue)] if stats else []
     worst = sorted(rows, key=lambda row: (-row.oldest_age, -row.dead, row.queue))
-    return {"rows": worst[:_WORST], "count": len(rows), "known": stats is not None}
+    lines = await panel.read("Lines", reads.QUEUE_LINES, reads.queue_lines) or {}
+    sparks = {row.queue: charts.sparkline(lines.get(row.queue, []), cell=True, look="c-ready") for row in worst[:_WORST]}
+    return {"rows": worst[:_WORST], "count": len(rows), "known": stats is not None, "sparks": sparks}
 
 
 @panels.add("groups")
@@ -136,7 +135,7 @@ async def groups(panel: Panel) -> Values:
     for row in stats.groups if stats else ():
         if panel.view.may("view", row.topic):
             found.setdefault((row.topic, row.group), []).append(row)
-    rows = [
+    rows: list[Values] = [
         {
             "topic": topic,
             "group": group,
@@ -148,11 +147,14 @@ async def groups(panel: Panel) -> Values:
         for (topic, group), parts in found.items()
     ]
     rows.sort(key=lambda row: (-float(str(row["seconds"])), str(row["group"])))
+    lines = await panel.read("Lines", reads.GROUP_LINES, reads.group_lines) or {}
+    for each in rows[:_WORST]:
+        each["spark"] = charts.sparkline(lines.get(f"{each['topic']}/{each['group']}", []), cell=True)
     return {"rows": rows[:_WORST], "count": len(rows), "known": stats is not None}
 
 
 @page("/")
-async def overview(view: View) -> Answer:
+async def overview(view: View) -> Response:
     """The overview page."""
     name, *_ = _range(view)
     return await view.page(

@@ -9,10 +9,10 @@ from trunkline.db.calls.archive import ArchiveStats
 from trunkline.db.calls.list_records import Progress
 from trunkline.db.calls.pipelines import QUERY, merge_queries
 from trunkline.db.calls.spark import Pipeline
-from trunkline.server.call import Answer
 from trunkline.server.console import charts, copying, shapes
 from trunkline.server.console.reads import pipelines as reads
 from trunkline.server.console.web import Panel, Panels, Values, View, page
+from trunkline.server.response import Response
 
 _LIST, _DETAIL = "pipelines.html", "pipeline.html"
 _SILENT = timedelta(minutes=4)
@@ -66,10 +66,10 @@ async def rows(panel: Panel) -> Values:
 
 def coverage(rows: list[ArchiveStats]) -> dict[str, Any]:
     """Return how much of a topic is in its archive, in the log, and in neither: in messages and as parts of a bar."""
-    archived = sum(max(0, min(row.archived_upto, row.head) - (row.lowest_archived or 1) + 1) for row in rows if row.files)
-    gap = sum(max(0, row.lowest_live - row.archived_upto - 1) for row in rows if row.location)
-    waiting = sum(max(0, row.head - max(row.archived_upto, row.lowest_live - 1)) for row in rows)
-    both = sum(max(0, row.archived_upto - row.lowest_live + 1) for row in rows if row.files)
+    archived = sum(max(0, min(row.archived_upto, row.head) - (row.earliest_archived or 1) + 1) for row in rows if row.files)
+    gap = sum(max(0, row.earliest_live - row.archived_upto - 1) for row in rows if row.location)
+    waiting = sum(max(0, row.head - max(row.archived_upto, row.earliest_live - 1)) for row in rows)
+    both = sum(max(0, row.archived_upto - row.earliest_live + 1) for row in rows if row.files)
     whole = max(1, archived + gap + waiting)
     parts = [
         (100 * (archived - both) / whole, "c-faint"),
@@ -254,13 +254,13 @@ async def reports(panel: Panel) -> Values:
 
 
 @page("/pipelines", object=None)
-async def pipeline_list(view: View) -> Answer:
+async def pipeline_list(view: View) -> Response:
     """All pipelines and streaming queries, and the archives of topics."""
     return await view.page(_LIST, listing, title="Pipelines", nav="pipelines", copies=copying.pipelines())
 
 
 @page("/pipelines/status", object=None)
-async def pipeline_detail(view: View) -> Answer:
+async def pipeline_detail(view: View) -> Response:
     """One pipeline: its progress, its last batch, and what it published."""
     name = _named(view)
     return await view.page(

@@ -13,11 +13,11 @@ from trunkline.cron import in_words
 from trunkline.db.calls import schedules as calls
 from trunkline.db.calls.list_records import Fire
 from trunkline.errors import TrunklineError
-from trunkline.server.call import Answer
+from trunkline.server.bodies import name_fault
 from trunkline.server.console import copying, shapes
 from trunkline.server.console.reads import schedules as reads
 from trunkline.server.console.web import Panel, Panels, Values, View, action, page
-from trunkline.server.fields import name_fault
+from trunkline.server.response import Response
 from trunkline.types import Schedule
 
 _LIST, _DETAIL = "schedules.html", "schedule.html"
@@ -174,7 +174,7 @@ async def fires(panel: Panel) -> Values:
 
 
 @page("/schedules")
-async def schedule_list(view: View) -> Answer:
+async def schedule_list(view: View) -> Response:
     """All schedules whose topic or queue the caller may see."""
     return await view.page(
         _LIST, listing, title="Schedules", nav="schedules", admin=view.missing("admin"), copies=copying.schedules()
@@ -182,7 +182,7 @@ async def schedule_list(view: View) -> Answer:
 
 
 @page("/schedules/{schedule:str}", object=None)
-async def schedule_detail(view: View) -> Answer:
+async def schedule_detail(view: View) -> Response:
     """One schedule: its next times, and what happened at the last ones."""
     name = str(view.path["schedule"])
     read = await view.console.reads.read(("schedule", name), lambda conn: reads.one(conn, name))
@@ -212,28 +212,28 @@ def _name(view: View) -> str:
 
 
 @action("/schedules/{schedule:str}/pause", scope="operate")
-async def pause(view: View) -> Answer:
+async def pause(view: View) -> Response:
     """Pause a schedule."""
     await view.change(lambda conn: calls.pause_schedule(conn, _name(view), paused=True), "schedules")
     return view.redirect(view.url("schedules", _name(view)))
 
 
 @action("/schedules/{schedule:str}/resume", scope="operate")
-async def resume(view: View) -> Answer:
+async def resume(view: View) -> Response:
     """Resume a schedule."""
     await view.change(lambda conn: calls.pause_schedule(conn, _name(view), paused=False), "schedules")
     return view.redirect(view.url("schedules", _name(view)))
 
 
 @action("/schedules/{schedule:str}/run", scope="operate")
-async def run_now(view: View) -> Answer:
+async def run_now(view: View) -> Response:
     """Publish the message of a schedule now; its next time stays."""
     await view.change(lambda conn: calls.run_schedule(conn, _name(view)), "schedules")
     return view.redirect(view.url("schedules", _name(view)))
 
 
 @page("/schedules/{schedule:str}/delete", scope="admin", object=None)
-async def ask_delete(view: View) -> Answer:
+async def ask_delete(view: View) -> Response:
     """Ask whether to delete a schedule."""
     name = _name(view)
     return await view.page(
@@ -246,7 +246,7 @@ async def ask_delete(view: View) -> Answer:
 
 
 @action("/schedules/{schedule:str}/delete", scope="admin")
-async def delete(view: View) -> Answer:
+async def delete(view: View) -> Response:
     """Delete a schedule whose name was typed."""
     name = _name(view)
     if (await view.form()).get("confirm") != name:
@@ -306,7 +306,7 @@ def _draft(fields: dict[str, str]) -> Draft:
     )
 
 
-async def _form(view: View, draft: Draft, status: int = 200) -> Answer:
+async def _form(view: View, draft: Draft, status: int = 200) -> Response:
     faults = dict(draft.faults)
     times: list[datetime] = []
     if draft.cron and "cron" not in faults:
@@ -332,13 +332,13 @@ async def _form(view: View, draft: Draft, status: int = 200) -> Answer:
 
 
 @page("/new-schedule", scope="admin", object=None)
-async def new(view: View) -> Answer:
+async def new(view: View) -> Response:
     """The form of a new schedule, with its next times."""
     return await _form(view, _draft(view.query))
 
 
 @action("/new-schedule", scope="admin", audit=True)
-async def create(view: View) -> Answer:
+async def create(view: View) -> Response:
     """Create the schedule of the form."""
     draft = _draft(await view.form())
     if not draft.ready:

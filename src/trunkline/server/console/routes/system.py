@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from trunkline.db.calls import system as calls
-from trunkline.server.call import Answer
 from trunkline.server.console import charts, copying, shapes
 from trunkline.server.console.reads import system as reads
 from trunkline.server.console.web import Panel, Panels, Values, View, action, page
 from trunkline.server.problems import invalid
+from trunkline.server.response import Response
 
 _PAGE, _SEGMENTS = "system.html", "segments.html"
 _ALERTS = 50
@@ -61,7 +61,7 @@ async def doctor(panel: Panel) -> Values:
     missing = view.missing("admin")
     if missing:
         return {"rows": [], "known": False, "missing": missing, "good": 0, "every": False}
-    engine = view.request.engine
+    engine = view.request.service
     work = reads.doctor(engine.config.database_url, engine.examining)
     found = await panel.read("The checks", reads.DOCTOR, work, seconds=5.0, fresh=30.0)
     rows = sorted(found or [], key=lambda row: (_LEVELS.get(row.level, 1), row.check))
@@ -139,7 +139,7 @@ async def segments(panel: Panel) -> Values:
 
 def _settings(view: View) -> list[tuple[str, str]]:
     """Return the settings of this server, without those that hold secrets."""
-    config = view.request.engine.config
+    config = view.request.service.config
     found = []
     for name in sorted(config.__struct_fields__):
         value = getattr(config, name)
@@ -154,7 +154,7 @@ def _settings(view: View) -> list[tuple[str, str]]:
 
 
 @page("/system", object=None)
-async def system(view: View) -> Answer:
+async def system(view: View) -> Response:
     """Checks, alerts, sessions, upkeep, sizes and settings."""
     return await view.page(
         _PAGE,
@@ -167,14 +167,14 @@ async def system(view: View) -> Answer:
 
 
 @page("/system/segments", object=None)
-async def segment_list(view: View) -> Answer:
+async def segment_list(view: View) -> Response:
     """The segments of the logs of topics and queues."""
     crumbs = [("System", view.url("system")), ("Segments", None)]
     return await view.page(_SEGMENTS, pieces, title="Segments", nav="system", crumbs=crumbs)
 
 
 @action("/system/alerts/{alert:str}/close", scope="admin")
-async def close(view: View) -> Answer:
+async def close(view: View) -> Response:
     """Close an alert: an operator has dealt with it."""
     alert = _number(str(view.path["alert"]))
     if not alert:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from trunkline.server.call import Answer
 from trunkline.server.console import charts, copying, ruler, shapes
+from trunkline.server.console.places import tabs
 from trunkline.server.console.reads import overview
 from trunkline.server.console.reads import topics as reads
 from trunkline.server.console.web import Panel, Panels, Values, View, page
-from trunkline.types import TopicStats
+from trunkline.server.response import Response
+from trunkline.types import PartitionMap, TopicStats
 
 _LIST, _DETAIL = "topics.html", "topic.html"
 _SORTS = ("name", "rate", "head", "bytes", "behind")
@@ -69,22 +70,71 @@ async def _detail(panel: Panel) -> reads.Detail | None:
 
 @one.add("topic:{topic}", "group:{topic}")
 async def offsets(panel: Panel) -> Values:
+    view, name = panel.view, str(panel.view.path["topic"])
     detail = await _detail(panel)
-    if detail is None:
+    parts = await panel.read("The map", ("map", name), lambda conn: reads.map_of(conn, name), seconds=2.0)
+    if detail is None or parts is None:
         return {"picture": None, "partitions": []}
+    rates = {row.partition: row for row in detail.partitions}
+    archived = any(part.archive for part in parts)
     lanes = [
-        ruler.Lane(name=f"p{row.partition}", span=max(0, row.head - row.lowest_offset + 1), segments=row.segments)
-        for row in detail.partitions
+        ruler.Lane(
+            name=f"p{part.partition}",
+            span=max(0, part.head - part.earliest_offset + 1),
+            archived=archived,
+            archived_to=max(0, part.head - part.archive[-1].last_offset) if part.archive else None,
+            segments=max(1, sum(not segment.staged for segment in part.segments)),
+            unnumbered=part.unsequenced + part.staged,
+        )
+        for part in parts
     ]
-    pins = []
-    for group in detail.groups:
-        by_partition = {row.partition: row for row in detail.positions if row.group == group.name}
-        found = [by_partition.get(row.partition) for row in detail.partitions]
-        seconds = max((row.lag_seconds for row in found if row), default=0.0)
-        at = [None if row is None else float(row.lag) for row in found]
-        pins.append(ruler.Pin(name=group.name, kind="group", at=at, label=shapes.duration(seconds)))
-    picture = ruler.ruler(detail.topic.name, lanes, pins, tick=shapes.number)
-    return {"picture": picture, "partitions": detail.partitions}
+    picture = ruler.ruler(name, lanes, _pins(view, parts, detail), _marks(view, parts), tick=shapes.number)
+    rows = [
+        {
+            "map": part,
+            "rate": rates[part.partition].rate_per_second if part.partition in rates else None,
+            "size": sum(s.bytes or 0 for s in part.segments),
+        }
+        for part in parts
+    ]
+    return {"picture": picture, "partitions": rows, "archived": archived}
+
+
+def _pins(view: View, parts: list[PartitionMap], detail: reads.Detail) -> list[ruler.Pin]:
+    """Return the readers of a topic with their distance from the head in each partition."""
+    seconds: dict[str, float] = {}
+    for row in detail.positions:
+        seconds[row.group] = max(seconds.get(row.group, 0.0), row.lag_seconds)
+    at: dict[tuple[str, str], list[float | None]] = {}
+    for place, part in enumerate(parts):
+        for reader in part.readers:
+            if reader.kind == "group" or view.may("view", reader.name):
+                known = at.setdefault((reader.kind, reader.name), [None] * len(parts))
+                known[place] = float(max(0, reader.lag))
+    return [
+        ruler.Pin(
+            name=name,
+            kind="group" if kind == "group" else "queue",
+            at=places,
+            label=_lag(places, seconds.get(name) if kind == "group" else None),
+        )
+        for (kind, name), places in at.items()
+    ]
+
+
+def _lag(places: list[float | None], seconds: float | None) -> str:
+    return shapes.number(sum(lag or 0 for lag in places)) if seconds is None else shapes.duration(seconds)
+
+
+def _marks(view: View, parts: list[PartitionMap]) -> list[ruler.Mark]:
+    """Return until where retention removes next, and when."""
+    kept = [(part.head, part.keeps) for part in parts if part.keeps is not None]
+    if not kept:
+        return []
+    head, keeps = min(kept, key=lambda each: each[1].until)
+    left = keeps.until - view.now
+    label = f"may go in {shapes.duration(left)}" if left.total_seconds() > 0 else "may go now"
+    return [ruler.Mark(at=max(0, head - keeps.last_offset), label=label)]
 
 
 @one.add("topic:{topic}", "group:{topic}")
@@ -108,10 +158,15 @@ async def readers(panel: Panel) -> Values:
                 "pattern": group.pattern,
             }
         )
+    name = detail.topic.name
+    pictured = await panel.read("The map", ("map", name), lambda conn: reads.map_of(conn, name), seconds=2.0) or []
+    lags: dict[str, int] = {}
+    for reader in (reader for part in pictured for reader in part.readers if reader.kind == "queue"):
+        lags[reader.name] = lags.get(reader.name, 0) + reader.lag
     rows += [
         {
             "kind": "queue", "name": each.queue, "path": ("queues", each.queue), "by": f"subscription {each.name}",
-            "lag": None, "seconds": None, "pattern": each.pattern,
+            "lag": lags.get(each.queue), "seconds": None, "pattern": each.pattern,
         }
         for each in detail.subscriptions
         if panel.view.may("view", each.queue)
@@ -141,13 +196,13 @@ async def flow(panel: Panel) -> Values:
 
 
 @page("/topics")
-async def topic_list(view: View) -> Answer:
+async def topic_list(view: View) -> Response:
     """All topics that the caller may see."""
     return await view.page(_LIST, listing, title="Topics", nav="topics", copies=copying.topics())
 
 
 @page("/topics/{topic:str}", object="topic")
-async def topic_detail(view: View) -> Answer:
+async def topic_detail(view: View) -> Response:
     """One topic: its offsets, readers and settings."""
     name = str(view.path["topic"])
     read = await view.console.reads.read(("topic", name), lambda conn: reads.detail(conn, name))
@@ -158,6 +213,7 @@ async def topic_detail(view: View) -> Answer:
         nav="topics",
         crumbs=[("Topics", view.url("topics")), (name, None)],
         detail=read.value,
+        tabs=tabs(view, name, ""),
         copies=copying.topic(name),
     )
 

@@ -123,6 +123,41 @@
     if (!paused) catchUp();
   }
 
+  // ---- following a topic: rows come as markup of the server ----
+  const tail = find("[data-tail]");
+  const TAIL_ROWS = 200;
+  let following = null;
+
+  function follow() {
+    const button = find("[data-tail-toggle]", tail);
+    if (following) {
+      following.close();
+      following = null;
+    } else {
+      const body = find("tbody", tail);
+      let shown = 0;
+      find("#tail-rows").hidden = false;
+      following = new EventSource(tail.dataset.tail);
+      const count = (event) => { find("#tail-count").textContent = `${shown} of ${event.lastEventId}`; };
+      following.onmessage = (event) => {
+        const row = find("tr", new DOMParser().parseFromString(`<table>${event.data}</table>`, "text/html"));
+        body.prepend(document.adoptNode(row));
+        while (body.children.length > TAIL_ROWS) body.lastElementChild.remove();
+        shown += 1;
+        count(event);
+      };
+      following.addEventListener("passed", count);
+      following.onopen = () => { tail.dataset.open = ""; };
+    }
+    button.setAttribute("aria-pressed", String(Boolean(following)));
+    button.textContent = following ? "Stop" : "Follow";
+  }
+
+  if (tail?.dataset.tail) {
+    tail.hidden = false;
+    find("[data-tail-toggle]", tail).addEventListener("click", follow);
+  }
+
   // ---- copy; on plain http there is no clipboard but the selection ----
   async function copy(text) {
     try {

@@ -1,0 +1,22 @@
+"""Shared base of the resource managers of a client, such as `client.topics`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from trunkline.db.pool import Connection
+from trunkline.runtime.session import Session
+
+
+class Resource:
+    """Manages one kind of resource. Each call is a separate transaction."""
+
+    def __init__(self, session: Callable[[], Session]) -> None:
+        self._session = session
+
+    def _reading(self) -> AbstractAsyncContextManager[Connection]:
+        return self._session().connection()
+
+    def _writing(self) -> AbstractAsyncContextManager[Connection]:
+        return self._session().connection(writing=True)
