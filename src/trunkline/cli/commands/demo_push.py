@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Receiver = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 _SHARES = {"shop": 0.0, "erp": 0.3, "crm": 1.0}
-"""The share of requests that each receiver answers with 503."""
+"""The share of requests that each receiver refuses with 503."""
 _PIPELINE = "events-to-search"
 _MOST = 1_000_000
 
@@ -57,7 +57,7 @@ class Webhooks:
         self._dispatcher = asyncio.create_task(dispatcher.run(self._stop), name="trunkline demo dispatcher")
 
     def _receiver(self, share: float) -> Receiver:
-        """Return a receiver that reads a request and answers 204, or 503 for this share of the requests."""
+        """Return a receiver that reads a request and returns 200, or 503 for this share of the requests."""
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):

@@ -28,7 +28,7 @@ async def progress(conn: Connection, name: str, before: int | None, limit: int) 
 
 
 class Commits(msgspec.Struct, frozen=True):
-    """What a writer has published."""
+    """The versions that a writer has published."""
 
     writer: str
     versions: list[SinkVersion]

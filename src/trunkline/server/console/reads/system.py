@@ -20,7 +20,7 @@ _SESSIONS = 50
 
 
 def doctor(url: str, one_at_a_time: asyncio.Lock) -> Callable[[Connection], Awaitable[list[Finding]]]:
-    """Return a read that runs all checks. They have a connection of their own."""
+    """Return a read that runs all checks. They open a separate connection."""
 
     async def read(_: Connection) -> list[Finding]:
         async with one_at_a_time:

@@ -66,7 +66,7 @@ async def token_list(panel: Panel) -> Values:
 
 @panels.add("tokens")
 async def rights(panel: Panel) -> Values:
-    """What one token may do on one topic, queue or endpoint, and by which scope."""
+    """Return what one token may do on one topic, queue or endpoint, and by which scope."""
     view = panel.view
     found = await panel.read("Tokens", reads.TOKENS, reads.all_tokens)
     name, object = view.query.get("token", ""), view.query.get("object", "").strip()
@@ -110,7 +110,7 @@ async def entries(panel: Panel) -> Values:
 
 @trail.add()
 async def chain(panel: Panel) -> Values:
-    """Whether the chain of hashes is whole. Reads the whole log, so only when asked."""
+    """Return whether the chain of hashes is whole. This reads the whole log, so only when asked."""
     view = panel.view
     if view.query.get("verify") != "1":
         return {"asked": False, "known": False, "first": None}
