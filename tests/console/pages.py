@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import psycopg
+
 from trunkline.server.app import create_app
 from trunkline.server.config import Config
 from trunkline.server.openapi import routes
 
+DEAD = "0199a1b2-0000-7000-8000-00000000dead"
 VALUES = {
     "topic": "mine",
     "queue": "mine",
@@ -18,17 +21,33 @@ VALUES = {
     "endpoint": "mine",
     "schedule": "s",
     "file": "console.css",
+    "job": DEAD,
+    "letter": DEAD,
+    "run": "1",
 }
 """What stands for each path parameter."""
 NOT_PAGES = (
     "/console/live",
     "/console/changes",
     "/console/static/{file:str}",
+    "/console/queues/{queue:str}/dead-export",
     "/console/m/{message:str}/payload",
     "/console/topics/{topic:str}/messages/export",
     "/console/topics/{topic:str}/tail",
 )
 """Streams and files."""
+
+
+def make_dead_job(conn: psycopg.Connection[Any]) -> None:
+    """Make what the paths of dead letters, jobs and runs name: a job that failed, and a run."""
+    payload = '{"order": 9007199254740993}'
+    conn.execute(
+        "select trunkline.enqueue_bytes('mine', %s::bytea, p_label => 'send_receipt', p_id => %s)", (payload.encode(), DEAD)
+    )
+    found = conn.execute("select receipt from trunkline.claim('mine', 10, p_consumer => 'host-a')").fetchall()
+    errors = "Traceback (most recent call last):\nTimeoutError: smtp.example did not respond in 5 s"
+    conn.execute("select trunkline.bury(%s::text[], %s)", ([row[0] for row in found], errors))
+    conn.execute("""select trunkline.start_run('purge_dead_letters', '{"queue": "mine", "label": "none"}', 0)""")
 
 
 def declared() -> list[tuple[str, str, Any]]:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.console.browser import Browser, Page
 from tests.console.filling import fill
-from tests.console.pages import pages
+from tests.console.pages import make_dead_job, pages
 from tests.http.servers import HttpServer, serving
 from tests.support.waiting import wait_until
 
@@ -25,6 +25,7 @@ def server(module_db: str) -> Iterator[HttpServer]:
     with psycopg.connect(module_db, autocommit=True) as conn:
         conn.execute("select trunkline.create_topic('mine', 2)")
         conn.execute("select trunkline.create_queue('mine')")
+        make_dead_job(conn)
         conn.execute("select trunkline.create_queue('idle')")
         conn.execute("select trunkline.pause_queue('idle')")
         conn.execute("select trunkline.subscribe('mine', 'mine', 'mine')")

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from tests.console.filling import fill
-from tests.console.pages import fragments, pages
+from tests.console.pages import fragments, make_dead_job, pages
 from tests.http.servers import HttpServer, serving
 from tests.support.waiting import wait_until
 from trunkline.server.console.pages import STATIC
@@ -100,6 +100,7 @@ def filled_db(module_db: str) -> str:
     with psycopg.connect(module_db, autocommit=True) as conn:
         conn.execute("select trunkline.create_topic('mine', 2)")
         conn.execute("select trunkline.create_queue('mine')")
+        make_dead_job(conn)
         conn.execute("select trunkline.subscribe('mine', 'mine', 'mine')")
         conn.execute("select trunkline.publish('mine', '{}') from generate_series(1, 5)")
         conn.execute("select trunkline.fetch('mine', 'g', 'me')")

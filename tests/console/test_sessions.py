@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from uuid import UUID
 
 import httpx
+import psycopg
 import pytest
 
 from tests.console.pages import declared, filled
@@ -174,7 +176,8 @@ def test_every_route_checks_its_scope(web: httpx.Client, token: Token) -> None:
             if doc.object != SOME:
                 assert answer.status_code == 403, (path, verb)
             elif doc.scope == "view":
-                assert answer.status_code in (200, 303), (path, verb)
+                # a path that names something else than a topic or queue names nothing here
+                assert answer.status_code in (200, 303, *((404,) if "{" in path else ())), (path, verb)
     assert count > 15
 
 
@@ -202,3 +205,47 @@ def test_new_verbs_are_weaker_than_the_old(web: httpx.Client, token: Token) -> N
         assert web.post("/v1/topics", json={"name": "no"}, headers=headers).status_code == 403
     for verb in ("read", "admin"):
         assert web.get("/console", headers={"authorization": f"Bearer {token(f'{verb}:*')}"}).status_code == 200
+
+
+def test_errors_need_read_and_purges_need_admin(web: httpx.Client, token: Token, module_db: str) -> None:
+    with psycopg.connect(module_db, autocommit=True) as conn:
+        conn.execute("select trunkline.create_queue('till.mail')")
+        conn.execute("select trunkline.enqueue('till.mail', '{\"card\": 4242}', p_label => 'charge')")
+        rows: list[tuple[str, UUID]] = []
+
+        def claimed() -> bool:
+            rows.extend(conn.execute("select receipt, id from trunkline.claim('till.mail', 1)").fetchall())
+            return bool(rows)
+
+        wait_until(claimed)
+        [row] = rows
+        conn.execute("select trunkline.bury(array[%s], 'card 4242 refused')", (row[0],))
+        query = "select fingerprint from trunkline.dead_groups('till.mail')"
+        wait_until(lambda: conn.execute(query).fetchone() is not None)
+        group = conn.execute(query).fetchone()
+        assert group is not None
+    paths = (
+        "/console/dead", "/console/dead/till.mail", f"/console/dead/till.mail/{group[0]}", f"/console/jobs/{row[1]}",
+        f"/console/queues/till.mail/dead/{row[1]}", "/console/queues/till.mail?tab=dead",
+        "/console/jobs?where=error:*refused*",
+        "/console/queues/till.mail?tab=history&where=refused", "/console/dead/till.mail?show=messages",
+    )  # fmt: skip
+    view = {"authorization": f"Bearer {token('view:till.*', 'operate:till.*')}"}
+    for path in paths:
+        answer = web.get(path, headers=view)
+        assert answer.status_code == 200, path
+        assert "4242" not in answer.text, path
+    assert web.get("/console/queues/till.mail/dead-export", headers=view).status_code == 403
+    assert web.get(f"/console/jobs/{row[1]}/again", headers=view).status_code == 403
+    fields = {"kind": "purge_dead_letters", "all": "1", "expected": "1", "confirm": "till.mail"}
+    assert web.post("/console/queues/till.mail/run", headers=view, data=fields).status_code == 403
+    assert web.post("/console/queues/till.mail/enqueue", headers=view, data={"payload": "{}"}).status_code == 403
+    elsewhere = {"authorization": f"Bearer {token('read:elsewhere.*')}"}
+    assert web.get(f"/console/jobs/{row[1]}", headers=elsewhere).status_code == 404
+    assert "till.mail" not in web.get("/console/dead", headers=elsewhere).text
+    assert str(row[1]) not in web.get("/console/jobs", headers=elsewhere).text
+    # one who may read sees it: the text above is where it would be
+    read = {"authorization": f"Bearer {token('read:till.*')}"}
+    assert "refused" in web.get(paths[1], headers=read).text
+    for path in paths[2:5]:
+        assert "4242" in web.get(path, headers=read).text, path

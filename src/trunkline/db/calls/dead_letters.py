@@ -42,6 +42,24 @@ async def list_dead_letters(
     return [_dead_letter(row, decoder(type)) for row in rows]
 
 
+async def list_dead_group(
+    conn: Connection,
+    queue: str,
+    fingerprint: str,
+    *,
+    before: int | None = None,
+    limit: int = 100,
+    max_bytes: int | None = None,
+) -> list[DeadLetter[Any]]:
+    """Return dead letters with one label and masked error, the newest first."""
+    function, args = "_list_dead_group(%b, %b, %b::bigint, %b::int)", (queue, fingerprint, before, limit)
+    if max_bytes is None:
+        rows = await fetch_rows(conn, f"select {_DEAD} from trunkline.{function}", args)  # noqa: S608
+    else:
+        rows = await fetch_rows(conn, within_bytes(_DEAD, function), (*args, max_bytes))
+    return [_dead_letter(row, decoder(None)) for row in rows]
+
+
 async def get_dead_letter(conn: Connection, queue: str, id: UUID, *, type: Any = None) -> DeadLetter[Any]:
     rows = await fetch_rows(conn, f"select {_DEAD} from trunkline.get_dead_letter(%b, %b)", (queue, id))  # noqa: S608
     return _dead_letter(rows[0], decoder(type))

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 
 from trunkline.server.console.live import Source
 from trunkline.server.console.reading import Reads
-from trunkline.server.console.reads import overview, pipelines, schedules
+from trunkline.server.console.reads import overview, pipelines, runs, schedules
 
 _SLOW_SECONDS = 6.0
 """Age of what changes rarely, so that idle viewers cost few queries."""
@@ -31,6 +31,14 @@ async def _stats(reads: Reads) -> Mapping[str, Hashable] | None:
     for queue in read.value.queues:
         found[f"queue:{queue.queue}"] = (queue.ready, queue.delayed, queue.leased, queue.dead, queue.acked, queue.paused)
     return found
+
+
+async def _runs(reads: Reads) -> Mapping[str, Hashable] | None:
+    """Runs that have not ended."""
+    read = await reads.read(runs.ACTIVE, runs.active)
+    if read.value is None or read.late:
+        return None
+    return {f"run:{run.run_id}": (run.state, run.done, run.failed) for run in read.value}
 
 
 async def _endpoints(reads: Reads) -> Mapping[str, Hashable] | None:
@@ -60,4 +68,4 @@ async def _schedules(reads: Reads) -> Mapping[str, Hashable] | None:
     return {f"schedule:{row.name}": (row.paused, row.last_at, row.next_at) for row in read.value}
 
 
-SOURCES: list[Source] = [_stats, _endpoints, _pipelines, _schedules]
+SOURCES: list[Source] = [_stats, _endpoints, _pipelines, _schedules, _runs]

@@ -234,3 +234,118 @@ def tokens() -> Copies:
 
 def audit() -> Copies:
     return [("curl", f"{curl('GET', '/v1/audit')}\n{curl('GET', '/v1/audit/verification')}")]
+
+
+def queues() -> Copies:
+    return [
+        ("curl", curl("GET", "/v1/queues")),
+        ("trunkline", command("queue", "list")),
+        ("SQL", f"{call('list_queues')}\n{call('queue_stats')}"),
+        ("Python", python("print(await mq.queues.list())")),
+    ]
+
+
+def queue(name: str) -> Copies:
+    return [
+        ("curl", curl("GET", f"/v1/queues/{quote(name)}")),
+        ("trunkline", command("queue", "show", name)),
+        ("SQL", f"{call('get_queue', name)}\n{call('queue_stats', name)}"),
+        ("Python", python(f"print(await mq.queues.get({name!r}))")),
+    ]
+
+
+def enqueue(name: str) -> Copies:
+    return [
+        ("SQL", f"select trunkline.enqueue({sql_text(name)}, '{{}}');"),
+        ("Python", python(f"print(await mq.enqueue({name!r}, {{}}))")),
+    ]
+
+
+def dead_groups(queue: str | None) -> Copies:
+    return [
+        ("curl", curl("GET", "/v1/dead-groups", query={"queue": queue} if queue else None)),
+        ("SQL", call("dead_groups", queue)),
+        ("Python", python(f"print(await mq.dead.groups({queue!r}))")),
+    ]
+
+
+def dead_group(queue: str, fingerprint: str) -> Copies:
+    return [
+        ("curl", curl("GET", f"/v1/queues/{quote(queue)}/dead-groups/{quote(fingerprint, safe='')}")),
+        ("SQL", call("dead_spread", queue, fingerprint)),
+        ("Python", python(f"print(await mq.dead.spread({queue!r}, {fingerprint!r}))")),
+    ]
+
+
+def dead_letter(queue: str, id: str, payload: bytes | None, headers: Mapping[str, Any] | None) -> Copies:
+    copies = [
+        ("curl", curl("GET", f"/v1/queues/{quote(queue)}/dead-letters/{id}")),
+        ("trunkline", command("dead", "show", queue, id)),
+        ("SQL", call("get_dead_letter", queue, id)),
+    ]
+    return [*copies, ("pytest", pytest_fixture(queue, payload, headers))] if payload is not None else copies
+
+
+def run(kind: str, selector: Mapping[str, Any], expected: int, options: Mapping[str, Any]) -> Copies:
+    """A run that is about to be started."""
+    body = {"kind": kind, "selector": selector, "expected": expected, "options": options}
+    told = [msgspec.json.encode(value).decode() for value in (selector, options)]
+    return [
+        ("curl", curl("POST", "/v1/runs", body)),
+        (
+            "SQL",
+            f"select trunkline.start_run({sql_text(kind)}, {sql_text(told[0])}, {expected}, {sql_text(told[1])});",
+        ),
+        (
+            "Python",
+            python(f"await mq.runs.start({kind!r}, {dict(selector)!r}, expected={expected}, options={dict(options)!r})"),
+        ),
+    ]
+
+
+def runs() -> Copies:
+    return [
+        ("curl", curl("GET", "/v1/runs")),
+        ("SQL", call("list_runs")),
+        ("Python", python("print(await mq.runs.list())")),
+    ]
+
+
+def one_run(number: int) -> Copies:
+    return [
+        ("curl", curl("GET", f"/v1/runs/{number}")),
+        ("SQL", call("get_run", number)),
+        ("Python", python(f"print(await mq.runs.get({number}))")),
+    ]
+
+
+def jobs() -> Copies:
+    return [
+        ("curl", curl("GET", "/v1/jobs")),
+        ("trunkline", command("job", "list")),
+        ("SQL", call("list_jobs")),
+    ]
+
+
+def job(id: str) -> Copies:
+    return [
+        ("curl", curl("GET", f"/v1/jobs/{id}")),
+        ("trunkline", command("job", "show", id)),
+        ("SQL", call("get_job", id)),
+    ]
+
+
+def workers() -> Copies:
+    return [
+        ("curl", curl("GET", "/v1/workers")),
+        ("trunkline", command("worker", "list")),
+        ("SQL", "select * from trunkline.list_workers('1 minute');"),
+    ]
+
+
+def limits() -> Copies:
+    return [
+        ("curl", curl("GET", "/v1/limits")),
+        ("trunkline", command("worker", "limits")),
+        ("SQL", call("list_limits")),
+    ]

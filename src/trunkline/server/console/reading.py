@@ -38,14 +38,12 @@ class Read(msgspec.Struct, Generic[T], frozen=True):
 class _Kept:
     """The last result of a read, and the read in progress."""
 
-    __slots__ = ("at", "moment", "started", "task", "value")
+    __slots__ = ("at", "moment", "task", "value")
 
     def __init__(self) -> None:
         self.value: Any = None
         self.at: datetime | None = None
         self.moment = float("-inf")
-        """Start of the read that returned the value."""
-        self.started = float("-inf")
         self.task: asyncio.Task[None] | None = None
 
 
@@ -55,11 +53,6 @@ class Reads:
     def __init__(self, mq: Client) -> None:
         self._mq = mq
         self._kept: dict[Hashable, _Kept] = {}
-        self._changed = float("-inf")
-
-    def expire(self) -> None:
-        """Share no result that was read before now: this server has changed something."""
-        self._changed = time.monotonic()
 
     async def read(self, key: Hashable, work: Work[T], *, seconds: float = 1.0, fresh: float = FRESH_SECONDS) -> Read[T]:
         """Run `work` on a connection with a time limit, or share a recent result. Raises only `NotFound`.
@@ -71,15 +64,13 @@ class Reads:
             if len(self._kept) >= _KEPT:
                 self._forget()
             kept = self._kept[key] = _Kept()
-        if time.monotonic() - kept.moment < fresh and kept.moment > self._changed:
+        if time.monotonic() - kept.moment < fresh:
             return Read(kept.value, kept.at)
-        if kept.task is not None and not kept.task.done() and kept.started <= self._changed:
-            await asyncio.wait([kept.task])
         if kept.task is None or kept.task.done():
-            kept.started = time.monotonic()
             kept.task = asyncio.create_task(self._run(kept, key, work, seconds), name="trunkline console read")
+        task = kept.task
         try:
-            await asyncio.shield(kept.task)
+            await asyncio.shield(task)
         except TimeoutError:
             return Read(kept.value, kept.at, "timed out")
         except NotFound:
@@ -93,12 +84,17 @@ class Reads:
 
     async def _run(self, kept: _Kept, key: Hashable, work: Work[Any], seconds: float) -> None:
         name = key[0] if isinstance(key, tuple) else key
-        started = kept.started
         limits = Limits(resource=("console", str(name)), reads=True, seconds=seconds, in_database=True)
         with limited(limits):
             async with asyncio.timeout(seconds + _PATIENCE_SECONDS), self._mq.connection() as conn:
                 value = await work(conn)
-        kept.value, kept.at, kept.moment = value, datetime.now(UTC), started
+        if kept.task is asyncio.current_task():
+            kept.value, kept.at, kept.moment = value, datetime.now(UTC), time.monotonic()
+
+    def expire(self) -> None:
+        """Let the next reads ask the database: something was changed. Reads in progress may be older than the change."""
+        for kept in self._kept.values():
+            kept.moment, kept.task = float("-inf"), None
 
     def _forget(self) -> None:
         """Drop the older half of the results."""

@@ -141,6 +141,17 @@ def text(value: Any, most: int = 200) -> Markup:
     return escape(line if len(line) <= most else line[: most - 1] + "…")
 
 
+def error(value: str | None, most: int = 200) -> Markup:
+    """The line of an error that says most: the last of a traceback, else the first."""
+    lines = [line for line in (value or "").splitlines() if line.strip()] or [""]
+    return text(lines[-1 if lines[0].startswith("Traceback ") else 0], most)
+
+
+def short(value: Any) -> str:
+    """The end of an id. Its beginning is a time, which neighbours share."""
+    return f"…{str(value)[-12:]}"
+
+
 STATES = {
     "ready": ("ready", "Ready"),
     "running": ("ready", "Running"),
@@ -189,6 +200,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "size": size,
     "plural": plural,
     "line": text,
+    "error": error,
+    "short": short,
     "clock": clock,
     "age": age,
 }

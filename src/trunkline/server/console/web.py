@@ -214,9 +214,13 @@ class View:
         """Run a change on a connection, within the limits of the route. `dirty`: live keys that are stale afterwards."""
         async with self.request.writing() as conn:
             value = await work(conn)
+        self.changed(*dirty)
+        return value
+
+    def changed(self, *dirty: str) -> None:
+        """Report a change that was made without `change`, so that no page shows what was read before it."""
         self.console.reads.expire()
         self.console.live.touch(*dirty)
-        return value
 
 
 def html(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -98,3 +98,16 @@ begin
     ) y order by y.ord, y.place;
 end
 $$;
+
+-- Returns up to p_limit dead letters of one group with a number below p_before (null: all), the newest first.
+create or replace function trunkline._list_dead_group(p_queue text, p_fingerprint text, p_before bigint, p_limit int) returns setof trunkline.dead_letters
+language plpgsql
+as $$
+declare
+    q trunkline.queues := trunkline._queue(p_queue);
+begin
+    return query
+    select * from trunkline.dead_letters
+    where queue_id = q.queue_id and fingerprint = p_fingerprint and (p_before is null or dead_id < p_before) order by dead_id desc limit p_limit;
+end
+$$;

@@ -269,8 +269,7 @@ async def test(view: View) -> Response:
             if await reads.attempts(conn, name, reads.Wanted(id=id), 1):
                 break
         await asyncio.sleep(_POLL_SECONDS)
-    view.console.reads.expire()
-    view.console.live.touch(f"endpoint:{name}", "endpoints")
+    view.changed(f"endpoint:{name}", "endpoints")
     return view.redirect(view.url("endpoints", name, test=id))
 
 

@@ -222,6 +222,14 @@
     for (const menu of all("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
   });
 
+  // what a page reports about an action goes after a minute, and is not reported again by a reload
+  for (const report of all("main .toasts")) {
+    setTimeout(() => report.remove(), 60000);
+    const here = new URL(location.href);
+    here.searchParams.delete("did");
+    history.replaceState(null, "", here);
+  }
+
   // the button for what is gone for good works when the name is typed
   document.addEventListener("input", (event) => {
     const wanted = event.target.dataset.confirm;
