@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import COMMAND, Cli
+from tests.support.waiting import wait_until
 from trunkline.embedded.postmaster import find_processes
 
 SECONDS = "100"
@@ -81,6 +82,8 @@ def demo(home: Path) -> Iterator[tuple[Cli, str]]:
         "dead export mail",
         "schedule list",
         "schedule next daily-report",
+        "endpoint list",
+        "pipeline list",
         "top --once",
         "doctor",
     ],
@@ -105,6 +108,10 @@ def test_failures_are_among_it(demo: tuple[Cli, str]) -> None:
     paused = {row["queue"]: row["paused"] for row in cli.process("queue", "list").json}
     assert paused["audit"] and not paused["mail"]
     assert cli.process("topic", "list").json[1]["delayed"] > 0
+    states = {row["name"]: row["state"] for row in cli.process("pipeline", "list").json}
+    assert states == {"events-to-search": "running", "orders-to-lake": "failed"}
+    wait_until(lambda: {row["status"] for row in cli.process("endpoint", "attempts", "crm").json} == {503})
+    wait_until(lambda: 200 in {row["status"] for row in cli.process("endpoint", "attempts", "shop").json})
     cli.process("group", "lag", "orders", "analytics", "--max-messages", 0, code=5)
 
 

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from tests.console.browser import Browser, Page
+from tests.console.filling import fill
 from tests.console.pages import make_dead_job, pages
 from tests.http.servers import HttpServer, serving
 from tests.support.waiting import wait_until
@@ -30,6 +31,7 @@ def server(module_db: str) -> Iterator[HttpServer]:
         conn.execute("select trunkline.subscribe('mine', 'mine', 'mine')")
         conn.execute("select trunkline.publish('mine', '{}') from generate_series(1, 5)")
         conn.execute("select trunkline.fetch('mine', 'g', 'me')")
+        fill(conn)
     with serving(module_db) as running:
         yield running
 

@@ -12,6 +12,7 @@ import httpx
 import psycopg
 import pytest
 
+from tests.console.filling import fill
 from tests.console.pages import fragments, make_dead_job, pages
 from tests.http.servers import HttpServer, serving
 from tests.support.waiting import wait_until
@@ -103,6 +104,7 @@ def filled_db(module_db: str) -> str:
         conn.execute("select trunkline.subscribe('mine', 'mine', 'mine')")
         conn.execute("select trunkline.publish('mine', '{}') from generate_series(1, 5)")
         conn.execute("select trunkline.fetch('mine', 'g', 'me')")
+        fill(conn)
     return module_db
 
 

@@ -84,7 +84,9 @@ class Caller(msgspec.Struct, frozen=True):
         return False
 
     def has_portal(self, endpoint: str | None) -> bool:
-        """Return whether the token is for the portal of this endpoint. Such a scope has no wildcards."""
+        """Return whether the token is for the portal of this endpoint; SOME: of any. Such a scope has no wildcards."""
+        if endpoint == SOME:
+            return any(entry.startswith("portal:") for entry in self.scopes or ())
         return self.scopes is not None and f"portal:{endpoint}" in self.scopes
 
 

@@ -28,6 +28,7 @@ Explore it from another terminal:
   trunkline dead list mail
   trunkline message trace {message}
   trunkline doctor
+  trunkline serve         # the console: http://localhost:8080/
 """
 
 
@@ -40,6 +41,7 @@ def command(data: str | None, seconds: float | None, once: bool, quiet: bool) ->
     """Run a private Postgres with sample topics, queues and traffic until Ctrl-C.
 
     Messages are published, delayed, acked, nacked and buried. A worker crashes with its leases. A group lags behind.
+    Webhooks go to receivers of which one fails, so that its circuit breaker opens.
     """
     if data is not None:
         asyncio.run(_demo(Path(data), seconds, once, quiet))
@@ -78,21 +80,28 @@ async def _demo(data: Path, seconds: float | None, once: bool, quiet: bool) -> N
 
 async def _traffic(url: str, data: Path, stop: asyncio.Event, once: bool, quiet: bool) -> None:
     from trunkline import Client, upkeep
+    from trunkline.cli.commands.demo_push import Pipelines, Webhooks
     from trunkline.cli.commands.demo_traffic import Traffic
 
     async with Client(url) as mq:
         traffic = Traffic(mq)
         await traffic.prepare()
+        webhooks, pipelines = Webhooks(mq, url), Pipelines(mq, url)
         keeper = asyncio.create_task(upkeep.run(url, _UPKEEP, stop))
         try:
+            await webhooks.start()
+            await pipelines.start()
             await traffic.round()
+            await pipelines.round()
             if not quiet:
                 write_line(_LOOK.format(data=shlex.quote(str(data.resolve())), message=traffic.failed_id))
                 say("One round is done." if once else "Traffic is running. Ctrl-C stops it.")
             while not (once or stop.is_set() or keeper.done()):
                 await traffic.round()
+                await pipelines.round()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), 0.5)
         finally:
             stop.set()
+            await webhooks.close()
             await keeper

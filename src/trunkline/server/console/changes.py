@@ -6,7 +6,10 @@ from collections.abc import Hashable, Mapping
 
 from trunkline.server.console.live import Source
 from trunkline.server.console.reading import Reads
-from trunkline.server.console.reads import overview, runs
+from trunkline.server.console.reads import overview, pipelines, runs, schedules
+
+_SLOW_SECONDS = 6.0
+"""Age of what changes rarely, so that idle viewers cost few queries."""
 
 
 async def _stats(reads: Reads) -> Mapping[str, Hashable] | None:
@@ -38,4 +41,31 @@ async def _runs(reads: Reads) -> Mapping[str, Hashable] | None:
     return {f"run:{run.run_id}": (run.state, run.done, run.failed) for run in read.value}
 
 
-SOURCES: list[Source] = [_stats, _runs]
+async def _endpoints(reads: Reads) -> Mapping[str, Hashable] | None:
+    """States, breakers and outcomes of endpoints."""
+    read = await reads.read(overview.ENDPOINTS, overview.endpoints)
+    if read.value is None or read.late:
+        return None
+    return {
+        f"endpoint:{row.endpoint}": (row.state, row.breaker, row.acked, row.nacked, row.buried, row.tested)
+        for row in read.value
+    }
+
+
+async def _pipelines(reads: Reads) -> Mapping[str, Hashable] | None:
+    """The last reports of pipelines."""
+    read = await reads.read(pipelines.LIST, pipelines.all_pipelines, fresh=_SLOW_SECONDS)
+    if read.value is None or read.late:
+        return None
+    return {f"pipeline:{row.name}": (row.state, row.updated_at) for row in read.value}
+
+
+async def _schedules(reads: Reads) -> Mapping[str, Hashable] | None:
+    """The last times of schedules."""
+    read = await reads.read(schedules.LIST, schedules.all_schedules, fresh=_SLOW_SECONDS)
+    if read.value is None or read.late:
+        return None
+    return {f"schedule:{row.name}": (row.paused, row.last_at, row.next_at) for row in read.value}
+
+
+SOURCES: list[Source] = [_stats, _endpoints, _pipelines, _schedules, _runs]

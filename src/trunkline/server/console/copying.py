@@ -159,6 +159,83 @@ def topic(name: str) -> Copies:
     ]
 
 
+def endpoints() -> Copies:
+    return [
+        ("curl", curl("GET", "/v1/endpoints")),
+        ("trunkline", command("endpoint", "list")),
+        ("SQL", f"{call('list_endpoints')}\n{call('endpoint_stats')}"),
+        ("Python", python("print(await mq.endpoints.list())")),
+    ]
+
+
+def endpoint(name: str) -> Copies:
+    return [
+        ("curl", curl("GET", f"/v1/endpoints/{quote(name)}/attempts")),
+        ("trunkline", command("endpoint", "attempts", name)),
+        ("SQL", f"{call('list_attempts', name)}\n{call('list_endpoint_events', name)}"),
+        ("Python", python(f"print(await mq.endpoints.attempts({name!r}))")),
+    ]
+
+
+def rotate_secret(name: str) -> Copies:
+    return [
+        ("curl", curl("POST", f"/v1/endpoints/{quote(name)}/rotate")),
+        ("trunkline", command("endpoint", "rotate", name)),
+        ("SQL", call("rotate_secret", name)),
+        ("Python", python(f"print(await mq.endpoints.rotate({name!r}))")),
+    ]
+
+
+def schedules() -> Copies:
+    return [
+        ("curl", curl("GET", "/v1/schedules")),
+        ("trunkline", command("schedule", "list")),
+        ("SQL", call("list_schedules")),
+        ("Python", python("print(await mq.schedules.list())")),
+    ]
+
+
+def schedule(name: str) -> Copies:
+    return [
+        ("curl", curl("GET", f"/v1/schedules/{quote(name)}/fires")),
+        ("trunkline", command("schedule", "show", name)),
+        ("SQL", call("list_fires", name)),
+        ("Python", python("print(await mq.schedules.list())")),
+    ]
+
+
+def pipelines() -> Copies:
+    return [
+        ("curl", curl("GET", "/v1/pipelines")),
+        ("trunkline", command("pipeline", "list")),
+        ("SQL", f"{call('list_pipelines')}\n{call('archive_stats')}"),
+    ]
+
+
+def pipeline(name: str) -> Copies:
+    return [
+        ("curl", curl("GET", "/v1/pipeline-progress", query={"name": name})),
+        ("trunkline", command("pipeline", "show", name)),
+        ("SQL", call("list_progress", name)),
+    ]
+
+
+def system() -> Copies:
+    return [
+        ("curl", f"{curl('GET', '/v1/doctor')}\n{curl('GET', '/v1/upkeep')}"),
+        ("trunkline", command("doctor")),
+        ("SQL", "\n".join(call(name) for name in ("upkeep_stats", "list_alerts", "list_sizes"))),
+    ]
+
+
+def tokens() -> Copies:
+    return [("curl", curl("GET", "/v1/tokens")), ("trunkline", command("token", "list"))]
+
+
+def audit() -> Copies:
+    return [("curl", f"{curl('GET', '/v1/audit')}\n{curl('GET', '/v1/audit/verification')}")]
+
+
 def queues() -> Copies:
     return [
         ("curl", curl("GET", "/v1/queues")),

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from trunkline.errors import TrunklineError
 from trunkline.server.auth import SOME, Caller
 from trunkline.server.console import shapes
-from trunkline.server.console.reading import Work
+from trunkline.server.console.reading import FRESH_SECONDS, Work
 from trunkline.server.console.sessions import cookies, csrf_of
 from trunkline.server.limits import Limits, limited
 from trunkline.server.problems import Problem, no_route
@@ -84,6 +84,11 @@ class View:
         return self.request.service.auth.open
 
     @property
+    def portal(self) -> bool:
+        """True if the token is for the portal of one endpoint: it must not see other objects or our processes."""
+        return self.request.portal
+
+    @property
     def path(self) -> Mapping[str, Any]:
         """The parameters in the path."""
         return self.request.scope["path_params"]
@@ -128,7 +133,7 @@ class View:
         if self.caller.scopes is None:
             return "admin"
         verbs = {entry.partition(":")[0] for entry in self.caller.scopes}
-        return next((verb for verb in ("admin", "operate", "read", "view") if verb in verbs), "no rights here")
+        return next((verb for verb in ("admin", "operate", "read", "view", "portal") if verb in verbs), "no rights here")
 
     @property
     def csrf(self) -> str:
@@ -225,15 +230,20 @@ def html(text: str, status: int = 200, headers: Mapping[str, str] | None = None)
 Page = Callable[[View], Awaitable[Any]]
 
 
-def page(path: str, *, scope: Scope = "view", object: str | None = SOME) -> Callable[[Page], HTTPRouteHandler]:
+def page(
+    path: str, *, scope: Scope = "view", object: str | None = SOME, portal: bool = False
+) -> Callable[[Page], HTTPRouteHandler]:
     """Declare a page below /console.
 
-    `object`: the path parameter that names the topic or queue; SOME: the page shows what matches.
+    `object`: the path parameter that names the topic or queue; SOME: the page shows what matches. `portal`: open to a
+    token for the portal of the endpoint `object`.
     """
-    return _declare("GET", path, scope, object, lambda function: function)
+    return _declare("GET", path, scope, object, lambda function: function, portal=portal)
 
 
-def action(path: str, *, scope: Scope, object: str | None = None, audit: bool = True) -> Callable[[Page], HTTPRouteHandler]:
+def action(
+    path: str, *, scope: Scope, object: str | None = None, audit: bool = True, portal: bool = False
+) -> Callable[[Page], HTTPRouteHandler]:
     """Declare a change: a POST of a form by a page of the console itself, recorded in the audit log."""
 
     def guarded(function: Page) -> Page:
@@ -246,7 +256,7 @@ def action(path: str, *, scope: Scope, object: str | None = None, audit: bool = 
 
         return checked
 
-    return _declare("POST", path, scope, object, guarded, audit="body" if audit else False)
+    return _declare("POST", path, scope, object, guarded, audit="body" if audit else False, portal=portal)
 
 
 def _declare(
@@ -299,12 +309,14 @@ class Panel:
         self.view = view
         self.late: list[str] = []
 
-    async def read(self, what: str, key: Hashable, work: Work[T], *, seconds: float = 1.0) -> T | None:
+    async def read(
+        self, what: str, key: Hashable, work: Work[T], *, seconds: float = 1.0, fresh: float = FRESH_SECONDS
+    ) -> T | None:
         """Read from the database within a time limit; see `Reads.read`. None if there is nothing to show, also not old.
 
         `what` begins the sentence that the panel shows when the read is late: "Queue statistics".
         """
-        read = await self.view.console.reads.read(key, work, seconds=seconds)
+        read = await self.view.console.reads.read(key, work, seconds=seconds, fresh=fresh)
         if read.late is not None:
             old = f"showing {shapes.clock(read.at, self.view.zone)}" if read.at else "nothing to show yet"
             self.late.append(f"{what} {read.late}; {old}.")
@@ -326,11 +338,14 @@ PanelWork = Callable[[Panel], Awaitable[Values]]
 class Panels:
     """The panels of a page: each is a block of its template, and a fragment at PATH/~/NAME."""
 
-    def __init__(self, path: str, template: str, *, scope: Scope = "view", object: str | None = SOME) -> None:
+    def __init__(
+        self, path: str, template: str, *, scope: Scope = "view", object: str | None = SOME, portal: bool = False
+    ) -> None:
         self._path = path.rstrip("/")
         self._template = template
         self._scope = scope
         self._object = object
+        self._portal = portal
         self._work: dict[str, tuple[PanelWork, str]] = {}
         self.routes: list[HTTPRouteHandler] = []
 
@@ -347,7 +362,7 @@ class Panels:
 
             fragment.__module__, fragment.__qualname__, fragment.__doc__ = work.__module__, name, work.__doc__
             fragment.__annotations__ = {"return": Response}
-            declare = page(f"{self._path}/~/{name}", scope=self._scope, object=self._object)
+            declare = page(f"{self._path}/~/{name}", scope=self._scope, object=self._object, portal=self._portal)
             self.routes.append(declare(fragment))
             return work
 

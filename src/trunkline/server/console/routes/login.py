@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trunkline.server.auth import credential_of
+from trunkline.server.auth import SOME, Caller, credential_of
 from trunkline.server.console.sessions import LASTS
 from trunkline.server.console.web import View, action, check_origin, page
 from trunkline.server.problems import Problem
@@ -48,6 +48,11 @@ async def form(view: View) -> Response:
     return view.render("login.html", next=_own_path(view, view.query.get("next")), error=None)
 
 
+def _portal_of(caller: Caller) -> str | None:
+    """Return the endpoint whose portal a token is for."""
+    return next((entry[7:] for entry in caller.scopes or () if entry.startswith("portal:")), None)
+
+
 @action("/login", scope="public", audit=False)
 async def sign_in(view: View) -> Response:
     """Check a token and open a session for it."""
@@ -62,7 +67,10 @@ async def sign_in(view: View) -> Response:
     except Problem as exc:
         error = _ERRORS.get(exc.error, "Too many tries. Wait a minute." if exc.status == 429 else exc.detail)
         return view.render("login.html", status=exc.status, next=target, error=error)
-    if not any(caller.may(scope_name, "@some") for scope_name in ("view",)):
+    portal = _portal_of(caller)
+    if portal is not None and not caller.may("view", SOME):
+        target = view.url("endpoints", portal)
+    elif not caller.may("view", SOME):
         error = "This token may not look at anything: it needs a scope view, read, operate or admin."
         return view.render("login.html", status=403, next=target, error=error)
     agent = view.request.header("user-agent")
@@ -79,13 +87,13 @@ async def _sign_out(view: View, *, everywhere: bool) -> Response:
     return view.redirect(f"{view.base}/login", _session_cookie(view, "", 0))
 
 
-@action("/logout", scope="view", object="@some", audit=False)
+@action("/logout", scope="view", object=SOME, audit=False, portal=True)
 async def sign_out(view: View) -> Response:
     """End this session."""
     return await _sign_out(view, everywhere=False)
 
 
-@action("/logout/everywhere", scope="view", object="@some", audit=False)
+@action("/logout/everywhere", scope="view", object=SOME, audit=False, portal=True)
 async def sign_out_everywhere(view: View) -> Response:
     """End all sessions of this session's token."""
     return await _sign_out(view, everywhere=True)
