@@ -37,9 +37,10 @@ def test_nothing_runs_with_the_rights_of_its_owner_by_accident(shared_conn: Conn
 # Numbers in parameters that are no limit of rows. A new name needs a decision: a limit is called p_limit.
 NUMBERS = {
     "p_after", "p_after_log", "p_after_segment", "p_alert_id", "p_batch", "p_batch_size", "p_before",
-    "p_burst", "p_endpoint_id", "p_expected", "p_first", "p_from", "p_lag", "p_last", "p_max_attempts", "p_max_bytes", "p_max_in_flight", "p_max_payload",
-    "p_max_running", "p_offset", "p_openings", "p_partition", "p_partitions", "p_priorities", "p_priority",
-    "p_retention_bytes", "p_run_id", "p_segment_rows", "p_status", "p_topic_id", "p_until", "p_version", "p_want",
+    "p_burst", "p_endpoint_id", "p_expected", "p_first", "p_from", "p_lag", "p_last", "p_max_attempts",
+    "p_max_bytes", "p_max_in_flight", "p_max_payload", "p_max_running", "p_offset", "p_openings",
+    "p_partition", "p_partitions", "p_priorities", "p_priority", "p_retention_bytes", "p_run_id",
+    "p_segment_rows", "p_status", "p_topic_id", "p_until", "p_version", "p_want",
 }  # fmt: skip
 # Of a pipeline: the rows of a file, or those written up to now; of a COPY: the rows that the caller brings.
 AMOUNTS = {("plan_archive", "p_rows"), ("report_pipeline", "p_rows"), ("draw_ids", "p_n"), ("search_log", "p_scan")}
