@@ -151,7 +151,7 @@ begin
         if v_late > coalesce(5 * v_p99, 0) then
             return next row('slow', 'queue_waits', 'queue', q.name, v_now - v_late * interval '1 second', null, q.ready,
                             format('the next message of queue %s has waited for %s%s', q.name, trunkline._age_text(v_late),
-                                   coalesce(format(', usually at most %s', trunkline._age_text(v_p99)), '')), 'Add consumers, or find out what slows them down.')::trunkline.attention_row;
+                                   coalesce(', usually at most ' || trunkline._age_text(v_p99), '')), 'Add consumers, or find out what slows them down.')::trunkline.attention_row;
         end if;
     end loop;
 end
