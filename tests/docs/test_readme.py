@@ -100,7 +100,7 @@ def test_every_reason_to_use_it_has_a_proof() -> None:
     for reason in reasons.split("\n- "):
         assert re.search(r"\]\((tests/|docs/|#performance)", reason), reason
     rows = README.partition("## How it compares\n\n")[2].partition("| *Where Trunkline is behind*")[0].splitlines()[2:]
-    assert len(rows) == 9
+    assert len(rows) == 10
     for row in rows:
         assert re.match(r"\| .*\]\((docs/|#performance)", row), row
 

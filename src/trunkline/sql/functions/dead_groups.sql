@@ -17,9 +17,9 @@ as $$
 $$;
 
 -- Returns the fingerprint of a dead letter: equal for messages with the same label and the same masked error.
-create or replace function trunkline._fingerprint(p_label text, p_error text) returns text
+create or replace function trunkline._fingerprint(p_label text, p_masked text) returns text
 language sql immutable parallel safe
-as $$ select substr(encode(sha256(convert_to(coalesce(p_label, '') || chr(31) || coalesce(trunkline._masked(p_error), ''), 'UTF8')), 'hex'), 1, 16) $$;
+as $$ select substr(encode(sha256(convert_to(coalesce(p_label, '') || chr(31) || coalesce(p_masked, ''), 'UTF8')), 'hex'), 1, 16) $$;
 
 -- Returns the dead letters of a queue (null: of all queues) in groups with the same queue, label and masked
 -- error, the largest first, at most p_limit groups (1 to 1,000). p_since: only messages that became dead

@@ -13,14 +13,14 @@ as $$
         '\y[0-9a-fA-F]*\d[0-9a-fA-F]{7,}\y', '<hex>', 'g'),
         '\d+(\.\d+)?', '<n>', 'g'), 300)
 $$;
-create function trunkline._fingerprint(p_label text, p_error text) returns text
+create function trunkline._fingerprint(p_label text, p_masked text) returns text
 language sql immutable parallel safe
-as $$ select substr(encode(sha256(convert_to(coalesce(p_label, '') || chr(31) || coalesce(trunkline._masked(p_error), ''), 'UTF8')), 'hex'), 1, 16) $$;
+as $$ select substr(encode(sha256(convert_to(coalesce(p_label, '') || chr(31) || coalesce(p_masked, ''), 'UTF8')), 'hex'), 1, 16) $$;
 
 alter table trunkline.dead_letters
     -- the consumer of the last attempt; null where an earlier release wrote the row
     add column consumer    text,
-    add column fingerprint text not null generated always as (trunkline._fingerprint(label, coalesce(error, reason))) stored;
+    add column fingerprint text not null generated always as (trunkline._fingerprint(label, trunkline._masked(coalesce(error, reason)))) stored;
 create index on trunkline.dead_letters (queue_id, fingerprint, dead_id);
 
 -- Bulk actions that the database executes step by step (functions/runs.sql). Few rows; one is changed once per step.
