@@ -17,6 +17,7 @@ import pytest
 from tests.cli.conftest import Answer, Cli
 from tests.http.conftest import module_db, server  # noqa: F401
 from tests.http.servers import HttpServer, free_port, serving
+from tests.support.waiting import wait_until
 from trunkline import SyncClient
 from trunkline.http_client import HttpClient
 
@@ -192,15 +193,16 @@ def test_jobs(both: Both, module_db: str) -> None:  # noqa: F811
     both("queue", "create", "jobs")
     published = [both("queue", "enqueue", "jobs", f'{{"n": {n}}}', "--label", "mail").json for n in range(3)]
     ids = [row[0]["id"] if isinstance(row, list) else row["id"] for row in published]
+    wait_until(lambda: len(both("job", "list", "jobs", "-o", "json").json) == 3, message="jobs have no offset")
     listed = both.same("job", "list", "jobs")
     assert sorted(row["id"] for row in listed) == sorted(ids)
     assert both.same("job", "list", "jobs", "--kind", "none") == []
     assert len(both.same("job", "list", "--limit", "2")) == 2
     shown = both.same("job", "show", ids[0])
     assert (shown["state"], shown["arguments"]) == ("ready", {"n": 0})
-    assert both("job", "cancel", ids[0], "--reason", "typo").json["answer"] == "requested"
+    assert both("job", "cancel", ids[0], "--reason", "typo").json["result"] == "requested"
     assert both.same("job", "show", ids[0])["cancel"] == "typo"
-    assert both("job", "uncancel", ids[0]).json["answer"] == "withdrawn"
+    assert both("job", "uncancel", ids[0]).json["result"] == "withdrawn"
     both("job", "show", "019a8d2e-7c1b-7000-8000-000000000000", code=3)
     (delivery,) = both("queue", "claim", "jobs", "-o", "json").json
     both("queue", "bury", delivery["receipt"])

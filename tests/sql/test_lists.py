@@ -95,7 +95,7 @@ def test_jobs_of_a_kind_among_others(conn: Connection, queue: str) -> None:
     assert [row.id for row in call(conn, "list_jobs", "q", p_kind="rare", p_limit=1)] == [rare]
 
 
-@pytest.mark.parametrize("after", ["x", "waiting/q/g/1; drop", "waiting/q", "waiting/../../g/1/1/1/1/1", "never/q/g/1/1"])
+@pytest.mark.parametrize("after", ["x", "ready/q/g/1; drop", "ready/q", "ready/../../g/1/1/1/1/1", "never/q/g/1/1"])
 def test_a_position_that_was_made_up(conn: Connection, queue: str, after: str) -> None:
     with refused("TL001"):
         call(conn, "list_jobs", p_after=after)
@@ -313,7 +313,7 @@ def test_old_rows_go_with_their_partition(conn: Connection, clock: Clock) -> Non
     call(conn, "create_topic", "t")
     call(conn, "create_schedule", "s", "0 0 1 1 *", "t")
     call(conn, "run_schedule", "s")
-    for _ in range(5):
+    for _ in range(10):
         clock.advance(timedelta(days=12))
         conn.execute("select trunkline.run_upkeep('history')")
     assert call(conn, "list_fires", "s") == []

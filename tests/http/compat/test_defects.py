@@ -248,7 +248,7 @@ def test_an_ack_right_after_publishing_says_that_the_message_waits(http: httpx.C
         http.post("/compat/psqlqueue/v1/subscriptions", json={"id": name, "queue_id": name, "topic_id": name})
         path = f"/v1/topics/{name}/messages"
     id = http.post(path, json={"payload": 1}).json()["id"]
-    expected = f"message {id} is not leased: it is waiting"
+    expected = f"message {id} is not leased: it is ready"
     assert http.put(f"/compat/psqlqueue/v1/queues/{name}/messages/{id}/ack").json()["detail"] == expected
     http.get(f"/compat/psqlqueue/v1/queues/{name}/stats")
     assert http.put(f"/compat/psqlqueue/v1/queues/{name}/messages/{id}/ack").json()["detail"] == expected

@@ -312,7 +312,7 @@ language plpgsql
 as $$
 #variable_conflict use_column
 declare
-    v_states text[] := '{running,waiting,delayed,blocked,dead,done}';
+    v_states text[] := '{running,ready,delayed,blocked,dead,done}';
     v_after  text[] := trunkline._position_parts(p_after, 2);
     v_left   int := p_limit;
     v_state  text;

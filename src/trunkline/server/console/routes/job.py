@@ -80,7 +80,7 @@ def _says(job: JobView, workers: int | None) -> tuple[str, str]:
     kind = job.kind or "this kind"
     words = {
         "running": ("wait", f"Running on {job.worker or 'a worker'}."),
-        "waiting": ("wait", "Ready: it starts when a worker is free."),
+        "ready": ("wait", "Ready: it starts when a worker is free."),
         "delayed": ("wait", "Waits until it is due."),
         "blocked": ("wait", f"Waits for {shapes.plural(len(job.waits_for or ()), 'other job')}."),
         "dead": ("stop", "Not tried again: it used all its attempts or was buried."),
@@ -89,7 +89,7 @@ def _says(job: JobView, workers: int | None) -> tuple[str, str]:
         "failed": ("stop", "Failed, and its dead letter was removed."),
         "gone": ("done", "Settled, expired or purged longer ago than the delivery history reaches."),
     }
-    if job.state in ("waiting", "delayed") and workers == 0:
+    if job.state in ("ready", "delayed") and workers == 0:
         return "stop", f"No live worker knows {kind}."
     return words.get(job.state, ("wait", job.state))
 

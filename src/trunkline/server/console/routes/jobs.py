@@ -14,8 +14,7 @@ from trunkline.server.response import Response
 from trunkline.types import SeriesPoint
 
 _LIST, _KINDS, _WORKERS, _LIMITS = "jobs.html", "kinds.html", "workers.html", "limits.html"
-STATES = ("running", "waiting", "delayed", "blocked", "dead", "done")
-_WORDS = {"waiting": "Ready"}
+STATES = ("running", "ready", "delayed", "blocked", "dead", "done")
 _FIELDS = ("kind", "queue", "state", "id", "worker", "error", "attempt", "age", "text")
 _READ_BY_DATABASE = ("kind", "queue", "state")
 _PAGE, _SCANNED = 100, 1000
@@ -29,7 +28,7 @@ of_limits = Panels("/jobs/limits", _LIMITS)
 def tabs(view: View, here: str) -> list[tuple[str, str, bool, None]]:
     """Return the tabs that all pages of jobs share."""
     found = [("All", view.url("jobs"), here == "all", None)]
-    found += [(_WORDS.get(word, word.capitalize()), view.url("jobs", state=word), here == word, None) for word in STATES]
+    found += [(word.capitalize(), view.url("jobs", state=word), here == word, None) for word in STATES]
     return [
         *found,
         *((word.capitalize(), view.url("jobs", word), here == word, None) for word in ("kinds", "workers", "limits")),
