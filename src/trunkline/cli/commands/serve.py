@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from pathlib import Path
 
 import click
@@ -127,7 +128,8 @@ def command(
     with reserved_ports(host, settings.port, compat_ports) as ports:
         if settings.port == 0:
             say(f"Serving http://{host}:{ports.http}")
-        if console:
+        # Not in a log: its lines are JSON.
+        if console and sys.stderr.isatty():
             scheme = "http" if tls_cert is None else "https"
             say(f"The console is at {console_address(console_url, f'{scheme}://{host}:{ports.http}')}")
         for name, number in ports.compat:
