@@ -44,12 +44,12 @@ def test_405_lists_the_same_methods_as_options(http: httpx.Client, queue: str, p
             assert ("HEAD" in allowed) == (http.head(path.format(queue)).status_code != 405)
 
 
-def test_root_leads_a_browser_to_the_page(http: httpx.Client) -> None:
+def test_root_leads_a_browser_to_the_console(http: httpx.Client) -> None:
     browser = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
     answer = http.get("/", headers=browser)
-    assert (answer.status_code, answer.headers["location"], answer.headers["vary"]) == (302, "docs", "accept")
+    assert (answer.status_code, answer.headers["location"], answer.headers["vary"]) == (303, "/console", "accept")
     page = http.get("/", headers=browser, follow_redirects=True)
-    assert page.url.path == "/docs" and page.headers["content-type"].startswith("text/html")
+    assert page.url.path == "/console" and page.headers["content-type"].startswith("text/html")
     problem(http.get("/"), 404, "no_route")
     problem(http.get("/nothing", headers=browser), 404, "no_route")
 

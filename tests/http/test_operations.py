@@ -87,7 +87,7 @@ def test_workers_and_limits(http: httpx.Client, sql: psycopg.Connection[Any]) ->
     [worker] = http.get("/v1/workers").json()["data"]
     assert (worker["worker"], worker["info"]["version"], worker["schemas"]) == ("w", "1", {"mail": {"type": "object"}})
     [limit] = http.get("/v1/limits").json()["data"]
-    assert (limit["name"], limit["running"], limit["ready"]) == ("db", 2, 1)
+    assert (limit["name"], limit["running"], limit["waiting"]) == ("db", 2, 1)
     assert limit["holders"][0]["worker"] == "w"
 
 

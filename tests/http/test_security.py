@@ -190,6 +190,7 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
         "alert": "1",
         "run": "1",
         "fingerprint": "f",
+        "letter": str(UUID(int=0)),
     }
     count = 0
     for api in APIS:
@@ -224,7 +225,8 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
         if doc.object in values:
             target = path
             for name, value in values.items():
-                target = target.replace(f"{{{name}:str}}", value)
+                for kind in ("str", "uuid", "int"):
+                    target = target.replace(f"{{{name}:{kind}}}", value)
             for headers in foreign:
                 assert http.request(method, target, headers=headers).status_code == 403, (method, target)
 
