@@ -164,7 +164,7 @@ def upkeep_findings(cli: Cli, code: int = 0) -> list[tuple[str, str]]:
 def test_upkeep_tasks(cli: Cli, conn: Connection, clock: Clock) -> None:
     conn.execute("call trunkline.upkeep()")
     [(found, message)] = upkeep_findings(cli)
-    assert found == "ok" and "all 13 tasks" in message
+    assert found == "ok" and "all 15 tasks" in message
     clock.advance(100)
     [(found, message)] = upkeep_findings(cli)
     assert found == "warn" and message.startswith("upkeep last ran 10")
@@ -182,7 +182,7 @@ def test_upkeep_marks_in_the_future(cli: Cli, conn: Connection, clock: Clock) ->
     conn.execute("call trunkline.upkeep()")
     clock.advance(timedelta(days=-1))
     found = upkeep_findings(cli)
-    assert len(found) == 13
+    assert len(found) == 15
     assert {level for level, _ in found} == {"warn"}
     assert all("s in the future: the server's clock was set back" in message for _, message in found)
     conn.execute("call trunkline.upkeep()")

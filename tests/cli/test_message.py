@@ -64,5 +64,5 @@ def test_trace_of_a_redriven_message(cli: Cli) -> None:
         ("buried", "queue q", "broken"),
         ("redriven", "queue q", "broken"),
     ]
-    assert [row["event"] for row in events[4:]] == ["now waiting"]
+    assert [row["event"] for row in events[4:]] == ["now ready"]
     assert [row["at"] for row in events[:4]] == sorted(row["at"] for row in events[:4])

@@ -88,9 +88,22 @@ def prepare(mq: SyncClient, example: str, folder: Path, env: dict[str, str]) -> 
             delivery.release()
     if "--file dead.ndjson" in example and "enqueue" in example:
         _run("trunkline dead export mail --file dead.ndjson", folder, env)
+    if numbered := re.match(r"trunkline run (\w+) (\d+)", example):
+        make_runs(mq, numbered[1], int(numbered[2]))
     mq.enqueue_many("mail", [NewMessage(body={"to": n}) for n in range(20)])
     receipt = mq.claim("mail")[0].receipt
     return example.replace("RECEIPT", receipt).replace(SOME_ID, str(dead))
+
+
+def make_runs(mq: SyncClient, verb: str, number: int) -> None:
+    """Make as many runs as the example's number says. The last one can be undone, or has not started yet."""
+    for _ in range(number if verb == "undo" else number - 1):
+        mq.groups.seek("orders", "billing", "earliest")
+    if verb != "undo":
+        mq.runs.start("redrive", {"queue": "mail", "all": True}, expected=1, options={"grace": 600})
+    if verb == "resume":
+        mq.runs.pause(number)
+    assert mq.runs.list()[0].run_id == number
 
 
 @pytest.mark.parametrize("example", [example for example in examples() if reason(example) is None])

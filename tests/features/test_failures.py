@@ -176,9 +176,9 @@ def test_completed_messages_are_removed_on_demand_and_by_upkeep(conn: Connection
     [by_hand] = rows(conn, "select inbox_id from trunkline.list_queues() where name = 'by-hand'")
     assert value(conn, f"select count(*) from trunkline.topic_{by_hand.inbox_id}") == 0
     clock.advance(7200)
-    upkeep(conn, 4)
+    upkeep(conn, 8)
     clock.advance(7200)
-    upkeep(conn, 4)
+    upkeep(conn, 8)
     for queue in call(conn, "list_queues"):
         assert value(conn, f"select count(*) from trunkline.topic_{queue.inbox_id}") == 0, queue.name
         enqueue(conn, queue.name, "next")

@@ -301,8 +301,8 @@ async def test_results_go_when_their_time_is_over(app: App, clock: Clock, conn: 
 
     async with Worker(app):
         assert await (await work.enqueue()).result("10s") == 5
-    # kept for 30 days, and removed ten days at a time
-    for _ in range(41):
+    # kept for 30 days, and removed fifteen days at a time
+    for _ in range(46):
         clock.advance(timedelta(days=1))
         conn.execute("select trunkline.run_upkeep('jobs')")
     assert conn.execute(

@@ -140,7 +140,7 @@ def abort(invocation: Invocation, run: int, reason: str | None) -> None:
     invocation.say(f"run {run} is aborted")
 
 
-@command.subcommand("undo", example="trunkline run list\ntrunkline run undo 8")
+@command.subcommand("undo", example="trunkline run undo 8")
 @click.argument("run", type=Count(1))
 def undo(invocation: Invocation, run: int) -> None:
     """Move a group back to the positions that it had before a seek."""

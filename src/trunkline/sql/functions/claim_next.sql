@@ -28,21 +28,21 @@ declare
                        r.occurred_at, coalesce((r.origin).published_at, r.created_at)
                 from trunkline.store_%1$s r where r.id between v_id and v_last_id order by r.id;$x$, r), E'\n            ' order by r) from generate_series(0, 7) r));
 begin
-    -- Claims up to p_limit messages (at most 1,000) and returns them as deliveries. Returns no row if there are
-    -- none or the queue is paused. p_lease defaults to the lease of the queue and is 1 second to 12 hours. A
-    -- claim does not wait for other open claims. If it finds nothing while returned or new messages wait for the
-    -- next pass, it waits for that pass, about a second at most. If no pass has run for a second (setting
-    -- sequence_alone_after), it runs one in the caller's transaction.
-    --
-    -- p_labels: only messages with one of these labels. Other messages stay for consumers that can handle them,
-    -- and no attempt is counted. Ordered queues do not support labels (TL023).
-    --
-    -- p_relaxed: the claim need not be on disk when it returns, and it does not wait for a pass. Our client uses
-    -- it for its own statements. If a crash loses the claim, the messages are delivered again with another token.
-    --
-    -- Fails with TL011 if the queue does not exist, with TL008 above read committed, and with TL004 after 500
-    -- draws in one transaction.
     execute format($f$
+-- Claims up to p_limit messages (at most 1,000) and returns them as deliveries. Returns no row if there are
+-- none or the queue is paused. p_lease defaults to the lease of the queue and is 1 second to 12 hours. A
+-- claim does not wait for other open claims. If it finds nothing while returned or new messages wait for the
+-- next pass, it waits for that pass, about a second at most. If no pass has run for a second (setting
+-- sequence_alone_after), it runs one in the caller's transaction.
+--
+-- p_labels: only messages with one of these labels. Other messages stay for consumers that can handle them,
+-- and no attempt is counted. Ordered queues do not support labels (TL023).
+--
+-- p_relaxed: the claim need not be on disk when it returns, and it does not wait for a pass. Our client uses
+-- it for its own statements. If a crash loses the claim, the messages are delivered again with another token.
+--
+-- Fails with TL011 if the queue does not exist, with TL008 above read committed, and with TL004 after 500
+-- draws in one transaction.
 create or replace function trunkline.claim(
     p_queue text, p_limit int default 1, p_lease interval default null, p_labels text[] default null, p_consumer text default null,
     p_relaxed boolean default false)
