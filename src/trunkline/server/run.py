@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from trunkline.errors import InvalidValue
 from trunkline.server import json_logs
 from trunkline.server.config import STOP_SIGNAL, Config
 from trunkline.server.listen import check_address
@@ -74,7 +75,7 @@ def serve(
     shared: str | None = None
     workers = config.workers * len(ports)
     if in_process and workers > 1:
-        raise ValueError(f"in_process requires one worker and one port, got {workers} workers")
+        raise InvalidValue(f"in_process requires one worker and one port, got {workers} workers")
     if workers > 1:
         shared = tempfile.mkdtemp(prefix="trunkline-metrics-")
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared

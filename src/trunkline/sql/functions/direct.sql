@@ -33,6 +33,7 @@ $$;
 -- Trigger function: describes the changed queue.
 create or replace function trunkline._queue_changed() returns trigger
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform trunkline._describe_direct(new.queue_id);
@@ -43,6 +44,7 @@ $$;
 -- Trigger function: describes the queue of a changed cursor.
 create or replace function trunkline._cursor_changed() returns trigger
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform trunkline._describe_direct(case when tg_op = 'DELETE' then old.queue_id else new.queue_id end);

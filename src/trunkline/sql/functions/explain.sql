@@ -638,7 +638,7 @@ begin
             return trunkline._explain_at(v_log, v_offset);
         end if;
     end loop;
-    v_new := trunkline._unsequenced_logs(array(select x.log from trunkline.topics t join trunkline.logs x using (topic_id) where not t.shared and x.log <> 1));
+    v_new := trunkline._unsequenced_logs(array(select x.log from trunkline.topics t join trunkline.logs x using (topic_id) where not t.shared and x.log <> 1), true);
     foreach v_log in array v_new loop
         if exists (select from trunkline._find_unsequenced(v_log, p_id)) then
             return trunkline._explain_unsequenced(v_log, p_id);

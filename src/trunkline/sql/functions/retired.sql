@@ -12,7 +12,7 @@ drop function if exists trunkline.archive_tiers(text, int, bigint, bigint, text)
 -- Not in a migration, since functions that return the type must change in the same transaction. created_at:
 -- time of the publish; entered_at: time at which the message entered the log; topic: original topic of a
 -- redriven message.
-drop function if exists trunkline._make_segments(int);
+drop function if exists trunkline._make_segments(int), trunkline._unsequenced_logs(int[]);
 do $do$
 begin
     if not exists (select from pg_attribute where attrelid = 'trunkline.log_row'::regclass and attname = 'entered_at') then

@@ -34,8 +34,8 @@ end
 $$;
 
 -- Returns those of these logs that may have messages without an offset. The same as _has_unsequenced, in one
--- statement for all of them.
-create or replace function trunkline._unsequenced_logs(p_logs int[]) returns int[]
+-- statement for all of them. p_unlocked: keep no locks on the sequences of ids, as in a caller's transaction.
+create or replace function trunkline._unsequenced_logs(p_logs int[], p_unlocked boolean default false) returns int[]
 language plpgsql
 set plan_cache_mode = force_generic_plan
 as $$
@@ -52,7 +52,8 @@ begin
             limit 1) k on true
         where l.log = any (p_logs)
           and (not coalesce(k.whole, true)
-               or coalesce(pg_sequence_last_value(to_regclass('trunkline.topic_' || l.topic_id || '_' || l.partition || '_ids')), 0) > coalesce(k.last_id, 0)));
+               or coalesce(case when p_unlocked then trunkline._last_value(to_regclass('trunkline.topic_' || l.topic_id || '_' || l.partition || '_ids'))
+                             else pg_sequence_last_value(to_regclass('trunkline.topic_' || l.topic_id || '_' || l.partition || '_ids')) end, 0) > coalesce(k.last_id, 0)));
 exception when others then
     -- a topic was deleted meanwhile: the caller checks each log
     return p_logs;

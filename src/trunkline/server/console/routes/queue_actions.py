@@ -6,7 +6,7 @@ import json
 from datetime import timedelta
 
 from trunkline.db import calls
-from trunkline.errors import TrunklineError
+from trunkline.errors import InvalidValue, TrunklineError
 from trunkline.server.console import copying
 from trunkline.server.console.reads import queues as reads
 from trunkline.server.console.web import View, action, page
@@ -73,7 +73,7 @@ async def enqueue(view: View) -> Response:
             json.loads(payload)
         headers = json.loads(fields["headers"]) if fields.get("headers", "").strip() else None
         if headers is not None and not isinstance(headers, dict):
-            raise ValueError("headers must be a JSON object")
+            raise InvalidValue("headers must be a JSON object")
         delay = parse_duration(fields["delay"]) if fields.get("delay", "").strip() else timedelta()
     except (ValueError, TrunklineError) as exc:
         return await _form(view, fields, f"This is not valid: {exc}.", 400)

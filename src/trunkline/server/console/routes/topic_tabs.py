@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from trunkline.codec import EncodedMessage
-from trunkline.errors import InvalidArgument, TrunklineError
+from trunkline.errors import InvalidArgument, InvalidValue, TrunklineError
 from trunkline.server.console import copying
 from trunkline.server.console.places import tabs
 from trunkline.server.console.reads import messages as message_reads
@@ -222,7 +222,7 @@ def _check_json(payload: bytes) -> None:
 
 
 def _no_constant(name: str) -> str:
-    raise ValueError(f"{name} is not a JSON value")
+    raise InvalidValue(f"{name} is not a JSON value")
 
 
 @page("/topics/{topic:str}/delete", object="topic")
