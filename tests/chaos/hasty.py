@@ -64,7 +64,7 @@ def resume_skips_one() -> None:
 
 def stream_stored_in_parts() -> None:
     async def store(self: Any, conn: Any) -> None:
-        async with self._call.mq.connection() as other:
+        async with self._request.mq.connection() as other:
             self._keep(await send(other, self._kind, self._name, self._batch))
 
     line_stream.LineStream._flush = store  # type: ignore[method-assign]

@@ -61,8 +61,8 @@ def _changes_of_ack(old: str, new: str) -> list[Change]:
 BUGS = {
     "row id before transaction id": Bug(
         (
-            Change("_write_functions", "case when pg_current_xact_id() is not null", "case when true"),
-            Change("_write_functions", "if pg_current_xact_id() is not null and current_setting", "if current_setting"),
+            Change("_write_publish", "case when pg_current_xact_id() is not null", "case when true"),
+            Change("_write_draw", "if pg_current_xact_id() is not null and current_setting", "if current_setting"),
         ),
         TOPIC,
         scripts.late_transaction_id,
@@ -446,7 +446,7 @@ BUGS = {
     ),
     "seek leaves the owner its batch": Bug(
         tuple(
-            Change("seek", f"s.{field};", "")
+            Change("_seek", f"s.{field};", "")
             for field in ("fetched := s.committed", "generation := null", "deadline := null")
         ),
         TOPIC,
@@ -454,7 +454,7 @@ BUGS = {
         ("stale_commit",),
     ),
     "filtered group passes what it fetched": Bug(
-        (Change("fetch", "s.committed := lower(v_found.taken) - 1;", "s.committed := s.fetched;"),),
+        (Change("_take_matches", "s.committed := lower(taken) - 1;", "s.committed := s.fetched;"),),
         FILTERED,
         scripts.filtered_batch_of_a_dead_member,
         ("gap",),
